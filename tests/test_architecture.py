@@ -152,7 +152,7 @@ SMALL = {
     "hang.workers": "rules about stacks, which are tested without samples",
     "launcher.accelerate_config": "a file of Accelerate's, which is read without its command line",
     "goodput.plan": "the formulas of a plan, which are tested without its command",
-    "monitor.stall_teller": "what is said of a stall, apart from the round that finds it",
+    "launcher.node_look": "the look at a node, of which the job takes the facts alone",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "rank.held": "seen and written at the end alone, by the helper thread of a session that has enough to do",
     "rank.rehearsed_records": "names of frameworks, apart from the trace of any loop",
@@ -162,6 +162,7 @@ SMALL = {
     "telemetry.sinks.mlflow": "a sink is one file",
     "telemetry.sinks.tensorboard": "a sink is one file",
     "telemetry.sinks.wandb": "a sink is one file",
+    "rank.crash_dumps": "faulthandler as a whole process has it, apart from the session of a rank",
 }
 
 

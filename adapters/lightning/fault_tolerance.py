@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk import faults
 from resilience_sdk.adapters._base import HookedSection, Patches
 from resilience_sdk.adapters.lightning import fit as roles
 from resilience_sdk.adapters.lightning.background_look import BackgroundLook
@@ -65,6 +66,11 @@ class PlannedFault:
     number: int
     delay_s: float
 
+    @property
+    def kind(self) -> str:
+        """The kind of fault that it is of `resilience_sdk.faults`."""
+        return "kill" if self.number == signal.SIGKILL else "hang"
+
 
 def plan(params: SimulatedFaultParams, world_size: int, seed: str) -> PlannedFault:
     """Draw what is left open, equally on all ranks, which share the seed. Pure."""
@@ -88,8 +94,8 @@ class FaultToleranceCallback(SdkCallback):
     Args:
         autoresume: Create the file that `FAULT_TOL_FINISHED_FLAG_FILE` names, and the run directory's own flag, when
             training is complete. One device alone does it, too.
-        calculate_timeouts: Timeouts are learned from the first steps on and kept in the run directory. With False,
-            those that the job was started with hold, and what was not set is learned all the same: never none at all.
+        calculate_timeouts: Timeouts are learned from the first steps on and kept in the run directory. With False none
+            is learned, and none of before counts: what was set holds, else the defaults (3600, 600 and 1800 s).
         simulated_fault_params: A fault to rehearse: `SimulatedFaultParams`, or a mapping of its fields.
         exp_dir: The run directory is `resilience` in it, where neither launcher nor environment names one.
         logger_name: The name of the logger that is written to: on rank 0 which timeouts hold, and what became of them,
@@ -114,6 +120,9 @@ class FaultToleranceCallback(SdkCallback):
 
     def begins(self, fit: Fit) -> None:
         """Log which timeouts hold, and arm the simulated fault in the first attempt."""
+        fit.session.use_nvrx_words()
+        if not self._calculates:
+            fit.session.keep_timeouts()
         log = logging.getLogger(self._logger_name)
         if fit.trainer.is_global_zero and log.isEnabledFor(logging.INFO):
             session = fit.session
@@ -148,6 +157,7 @@ class FaultToleranceCallback(SdkCallback):
 
         def strike() -> None:
             say(f"simulated fault: {signal.Signals(fault.number).name} to rank {rank} now")
+            faults.on_strike(f"simulated_fault_params as {fault.kind}", None)  # in the journal: it counts as no failure
             os.kill(os.getpid(), fault.number)
 
         self._timer = threading.Timer(fault.delay_s, strike)
@@ -176,8 +186,14 @@ class FaultToleranceCallback(SdkCallback):
 
     def _shown(self, session: Session) -> str | None:
         """Return which timeouts hold, in the words of the original; None where they cannot be read."""
-        book = learned(session)
+        book = self._book(session)
         return None if book is None else heartbeat_timeouts(book)
+
+    def _book(self, session: Session) -> LearnedTimeouts | None:
+        book = learned(session)
+        if book is not None and not self._calculates:
+            book.keep()
+        return book
 
     def _log(self, text: str) -> None:
         logging.getLogger(self._logger_name).info("[FaultToleranceCallback@rank0] %s", text)
@@ -362,7 +378,7 @@ class FaultToleranceSectionsCallback(FaultToleranceCallback):
 
     def _shown(self, session: Session) -> str | None:
         """Return which timeouts of sections hold, as the original shows them; None where they cannot be read."""
-        book = learned(session)
+        book = self._book(session)
         return None if book is None else section_timeouts(book)
 
 

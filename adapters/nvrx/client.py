@@ -39,6 +39,7 @@ from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Pulse
+from resilience_sdk.recorder.page_layout import FLAG_NVRX_WORDS
 from resilience_sdk.straggler.sections import section
 
 __all__ = [
@@ -124,6 +125,7 @@ class RankMonitorClient:
             recorder = lookup.recorder()
             if recorder is not None:
                 recorder.begin()
+                recorder.page.set_flag(FLAG_NVRX_WORDS)
                 if self._initial_timeout() is not None:  # else it is start-up, as of any script
                     self._first = Pulse(recorder.lane(), FIRST)
                     self._first.begin(time.monotonic_ns())

@@ -25,8 +25,9 @@ from resilience_sdk.attribution.exits import Classification, classification, cla
 from resilience_sdk.attribution.log_facts import LogFacts, Quote, Sighting, Suspect, Verdict, verdict
 from resilience_sdk.attribution.log_reader import LogReader
 from resilience_sdk.attribution.log_scan import scan
-from resilience_sdk.attribution.log_signs import read_line
+from resilience_sdk.attribution.log_signs import is_xid, read_line
 from resilience_sdk.attribution.root_cause import find_root
+from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.attribution.tracebacks import Stack
 from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.errors import ConfigError
@@ -80,8 +81,8 @@ def read_tail(data: bytes, name: str, rank: int | None = None) -> LogFindings | 
 def read_kernel(lines: Iterable[str], pids: Iterable[int], *, oom_seen: bool | None) -> KernelFindings:
     """Return what the messages of the kernel and its drivers say about these processes and about the node.
 
-    `oom_seen`: whether the job's control group counted a kill for memory. Process ids in the kernel's log are
-    the host's: seen from inside a container, that count alone tells that a kill for memory was of this job.
+    `pids`: of the job's processes, as the kernel numbers them. `oom_seen`: whether the job's control group counted a
+    kill for memory: seen from inside a container, that count alone tells that a kill for memory was of this job.
     """
     ours = frozenset(pids)
     processes: dict[int, list[Classification]] = {}
@@ -90,12 +91,17 @@ def read_kernel(lines: Iterable[str], pids: Iterable[int], *, oom_seen: bool | N
         reading = read_line(text)
         if reading is None or reading.role != "proof":
             continue
-        found = classification(reading.cause, reading.confidence, Evidence("kernel", text.strip()[:500]))
+        told = Evidence("kernel", text.strip()[:500])
+        found = classification(reading.cause, reading.confidence, told, measured=True)
         named = {int(next(filter(None, groups))) for groups in _PROCESS.findall(text)}
         for pid in named & ours:
             processes.setdefault(pid, []).append(found)
-        # A kill for memory is of the killed process alone, and not every line of it says which that is.
-        is_of_node = oom_seen and not named & ours if reading.cause == _OOM else not named
+        # A kill for memory is of the killed process alone, and not every line of it says which that is. What a GPU
+        # reports of itself concerns everybody on it: its line names whichever process it met.
+        if reading.cause == _OOM:
+            is_of_node = bool(oom_seen) and not named & ours
+        else:
+            is_of_node = not named or (is_xid(text) and lookup(reading.cause).category == "hardware")
         if is_of_node:
             node.setdefault(reading.cause, found)
     return KernelFindings({pid: tuple(found) for pid, found in processes.items()}, tuple(node.values()))

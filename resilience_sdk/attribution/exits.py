@@ -24,6 +24,7 @@ from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents.record import Evidence
 
+EXCLUDE_NODE = "exclude_node"
 _SHELL_SIGNAL_BASE = 128  # a shell in between reports death by signal n as 128 + n
 _MOST_QUOTED = 500
 # Signal -> (cause, confidence). SIGKILL is told apart by memory evidence below.
@@ -54,7 +55,8 @@ _CODES: dict[int, tuple[str, float, str]] = {
 class Classification:
     """A cause with its place in the taxonomy, the action, a confidence of 0 to 1 and what supports it.
 
-    `symptom`: the process only noticed that a peer is gone; the cause lies elsewhere.
+    `symptom`: the process only noticed that a peer is gone; the cause lies elsewhere. `measured`: it was seen by the
+    kernel, a driver or the SDK itself; all else is what a program says, be it in a log or in an exception.
     """
 
     category: str
@@ -63,6 +65,12 @@ class Classification:
     confidence: float
     evidence: tuple[Evidence, ...] = ()
     symptom: bool = False
+    measured: bool = False
+
+    @property
+    def leaves_node_out(self) -> bool:
+        """Whether a node is to be left out because of it."""
+        return self.action == EXCLUDE_NODE
 
 
 def classify_exit(
@@ -90,10 +98,12 @@ def classify_exit(
     return classification("unknown", 0.2, Evidence("exit", f"exit code {exit_code} and no exception on record"))
 
 
-def classification(cause: str, confidence: float, *evidence: Evidence, symptom: bool = False) -> Classification:
+def classification(
+    cause: str, confidence: float, *evidence: Evidence, symptom: bool = False, measured: bool = False
+) -> Classification:
     """Build a classification with the taxonomy's category and default action of `cause`."""
     entry = lookup(cause)
-    return Classification(entry.category, entry.cause, entry.action, confidence, evidence, symptom)
+    return Classification(entry.category, entry.cause, entry.action, confidence, evidence, symptom, measured)
 
 
 def describe_exit(exit_code: int | None) -> str:

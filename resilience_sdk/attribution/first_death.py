@@ -41,12 +41,53 @@ def weigh(own: Classification, told: Iterable[Classification]) -> Classification
 def _weigh_one(own: Classification, other: Classification) -> Classification:
     if other.cause == own.cause:
         sure = min(_MOST_SURE, max(own.confidence, other.confidence) + _AGREED)
-        return attrs.evolve(own, confidence=sure, evidence=(*own.evidence, *other.evidence))
+        measured = own.measured or other.measured
+        return attrs.evolve(own, confidence=sure, evidence=(*own.evidence, *other.evidence), measured=measured)
     explains = not other.symptom and own.cause in lookup(other.cause).explains
     guess = not own.symptom and own.confidence <= VAGUE and other.confidence > own.confidence
     if explains or guess:
         return attrs.evolve(other, evidence=(*other.evidence, *own.evidence))
     return own if other.symptom else attrs.evolve(own, evidence=(*own.evidence, *other.evidence[:1]))
+
+
+HEARSAY = 0.5
+"""Confidence up to which the words of a program that blame a node are believed."""
+
+
+def only_measured(found: FirstDeath, looked: Iterable[Classification], *, is_asked: bool, seen: str) -> FirstDeath:
+    """Return the verdict as it may be acted on: words of a program cost nobody a node.
+
+    Args:
+        found: The verdict, by whatever was said.
+        looked: What the look at the node has found that it started, and what was measured there while the job ran.
+        is_asked: Whether a rank has asked through the API that its node is left out.
+        seen: What was looked at, in words; empty where nothing was.
+    """
+    known = found.classification
+    if not known.leaves_node_out or known.measured or is_asked:
+        return found
+    fitting = sorted((one for one in looked if one.leaves_node_out), key=lambda one: not _fits(one, known))
+    if fitting:
+        other = fitting[0]
+        sure = min(_MOST_SURE, other.confidence + _AGREED)
+        believed = attrs.evolve(
+            known if _fits(other, known) else other,
+            confidence=sure,
+            evidence=(*other.evidence, *known.evidence),
+            measured=True,
+        )
+        return attrs.evolve(found, classification=believed)
+    told = Evidence(
+        "look", f"{seen or 'the node could not be looked at'}: it is not left out for words of a program alone"
+    )
+    confidence, evidence = min(known.confidence, HEARSAY), (*known.evidence, told)
+    known = attrs.evolve(known, action="restart", confidence=confidence, evidence=evidence)
+    return attrs.evolve(found, classification=known)
+
+
+def _fits(measured: Classification, said: Classification) -> bool:
+    """Tell whether what was measured is what the words say, or vaguer: a device is faulty, the program tells how."""
+    return measured.cause == said.cause or measured.cause in lookup(said.cause).explains
 
 
 _LAUNCHERS_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGCONT, -signal.SIGINT)

@@ -252,6 +252,11 @@ def xid_causes() -> Mapping[int, str]:
     return {number: cause for cause, table in cause_tables().items() for number in table.get("xid", ())}
 
 
+def is_xid(text: str) -> bool:
+    """Tell whether a line is an Xid of the NVIDIA driver."""
+    return "Xid" in text and _XID.search(text) is not None
+
+
 def read_line(text: str) -> SignReading | None:
     """Return what a line says on its own, None when it says nothing of a fault.
 

@@ -21,6 +21,7 @@ import attrs
 import resilience_sdk
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.incidents import InjectedFaults
 
 # What is assumed of a job that nothing is known of: one failure in this time, as if it had been seen.
 PRIOR_MTTF_S = 3 * 3600.0
@@ -56,10 +57,11 @@ def mean_time_to_failure_s(events: Iterable[Mapping[str, Any]], prior_s: float =
 
     That is (prior + time seen running) / (1 + failures seen): the posterior mean of the rate's inverse where the
     prior counts as one failure. With nothing seen it is the prior; it follows what is seen within a few failures.
-    Preemptions with a notice are no failures: they lose nothing.
+    Preemptions with a notice are no failures, as they lose nothing, nor is what an injected fault led to.
     """
     begun: dict[tuple[Any, Any, Any], list[float]] = {}
     failures: set[tuple[Any, ...]] = set()
+    injected = InjectedFaults()
     life = 0
     for event in events:
         if event.get("event") == Event.RUN_START.value:
@@ -67,7 +69,7 @@ def mean_time_to_failure_s(events: Iterable[Mapping[str, Any]], prior_s: float =
         attempt = (life, event.get("job"), event.get("attempt"))
         span = begun.setdefault(attempt, [float(event["t"]), 0.0])
         span[1] = float(event["t"])
-        if _is_fault(event):
+        if not injected.led_to(event) and _is_fault(event):
             failures.add((*attempt, event.get("id")))
     running_s = sum(max(0.0, last - first) for first, last in begun.values())
     return (prior_s + running_s) / (1 + len(failures))

@@ -44,6 +44,7 @@ class NewestState:
 # What the rules of a resume go by. All else is passed over without being parsed: a launcher looks at each restart.
 _NEEDED = frozenset(
     {
+        Event.FAULT_INJECTED,
         Event.RUN_START,
         Event.RANK_START,
         Event.RESUME,

@@ -61,12 +61,17 @@ def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:
 def _ratios(summary: Summary) -> list[tuple[str, str, str]]:
     low_s, high_s = summary.mttf_between_s
     between = f"{duration(low_s)} to {duration(high_s)}" if high_s is not None else f"at least {duration(low_s)}"
+    injected = f" ({summary.injected} injected, not counted)" if summary.injected else ""
     lost = "unknown" if summary.lost_steps is None else str(summary.lost_steps)
     why = "steps are not counted over attempts" if summary.lost_steps is None else "steps done again, over all attempts"
     return [
         ("goodput", f"{summary.at_most}{_percent(summary.goodput)}", RATIOS["goodput"]),
         ("ETTR", f"{summary.at_most}{_percent(summary.ettr)}", RATIOS["ettr"]),
-        ("MTTF", "no fault" if summary.mttf_s is None else duration(summary.mttf_s), f"{RATIOS['mttf_s']}: {between}"),
+        (
+            "MTTF",
+            "no fault" if summary.mttf_s is None else duration(summary.mttf_s),
+            f"{RATIOS['mttf_s']}: {between}{injected}",
+        ),
         ("MTTR", "-" if summary.mttr_s is None else duration(summary.mttr_s), RATIOS["mttr_s"]),
         ("lost steps", lost, why),
     ]

@@ -145,6 +145,8 @@ def render(
             lines += [line for one in found[:_MOST_CAUSES] for line in _cause(one, now)]
     if not causes:
         lines += ["", f"nothing has failed{lately}"]
+    if totals["injected"]:
+        lines += ["", f"{counted(totals['injected'], 'injected fault')} not counted"]
     if rates:
         lines += ["", f"mean time to failure, by size of the job{lately}:"]
         lines += [_rate(_size(rate), rate) for rate in [*rates[:-1][:_MOST_SIZES], rates[-1]]]

@@ -16,6 +16,7 @@ from resilience_sdk.core.journal import Event
 from resilience_sdk.goodput.attempt_account import AttemptAccount
 from resilience_sdk.goodput.buckets import Bucket, total
 from resilience_sdk.goodput.step_time import is_stop
+from resilience_sdk.incidents import InjectedFaults
 from resilience_sdk.incidents.stalls import EXIT
 
 _NANO = 1e9
@@ -143,11 +144,14 @@ class Ledger:
     accounts: list[AttemptAccount] = attrs.field(factory=list)
     failures: set[str] = attrs.field(factory=set)
     """Ids of the incidents that were faults: crashes and hangs."""
+    injected: set[str] = attrs.field(factory=set)
+    """Those of them that an injected fault led to: they took time as any, and say nothing of how often one comes."""
     recoveries_s: list[float] = attrs.field(factory=list)
     """Of the faults that were recovered from: seconds from the fault to all ranks stepping again."""
     standstills: list[Standstill] = attrs.field(factory=list)
     """What stood still and went on by itself; of hundreds the longest, in the order of time."""
     steps_are_global: bool = False
+    _strikes: InjectedFaults = attrs.field(factory=InjectedFaults)
     _phase: RunPhase | None = None  # None before the run, and once it has finished
     _bucket: Bucket = Bucket.STARTUP
     _phases: dict[RunPhase, float] = attrs.field(factory=lambda: dict.fromkeys(RunPhase, 0.0))
@@ -181,6 +185,8 @@ class Ledger:
         self._newest_at = max(self._newest_at, _clean(wall_s))
         if event.get("event") == Event.REPORT.value:
             return  # the page is written when the job is over: nothing ran, and nobody waited
+        if self._strikes.led_to(event) and isinstance(name := event.get("id"), str):
+            self.injected.add(name)
         at = max(self._since, self.when(wall_s, event.get("mono_ns"), event.get("boot_id")))
         if event.get("step_is_global") is True and self.accounts and event.get("job") == self._job:
             self.steps_are_global = True

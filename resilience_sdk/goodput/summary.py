@@ -14,7 +14,7 @@ from resilience_sdk.goodput.poisson import limits
 RATIOS: Mapping[str, str] = {
     "goodput": "productive / wall time",
     "ettr": "(productive + data) / wall time: what a job trains although it waits for data counts, queueing does not",
-    "mttf_s": "wall time without idle / faults, with the interval of a Poisson count (95 %)",
+    "mttf_s": "wall time without idle / faults that nobody injected, with the interval of a Poisson count (95 %)",
     "mttr_s": "mean time from noticing a fault to every rank stepping again, without the time in which no job ran",
 }
 
@@ -37,6 +37,8 @@ class Summary:
     goodput: float | None
     ettr: float | None
     faults: int
+    """Without those that were injected, which are no failures of anything."""
+    injected: int
     mttf_s: float | None
     mttf_between_s: tuple[float, float | None]
     mttr_s: float | None
@@ -88,6 +90,7 @@ class Summary:
             "ettr": self.ettr,
             "at_most": self.is_bound,
             "faults": self.faults,
+            "injected": self.injected,
             "mttf_s": self.mttf_s,
             "mttf_low_s": low_s,
             "mttf_high_s": high_s,
@@ -104,7 +107,8 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
     """
     reading = ledger.read(now, standing_s=standing_s)
     ran_s = reading.wall_s - reading.buckets[Bucket.IDLE]
-    faults = len(ledger.failures) + (is_gone and ledger.fails_unseen)
+    injected = len(ledger.failures & ledger.injected)
+    faults = len(ledger.failures) - injected + (is_gone and ledger.fails_unseen)
     attempts = tuple(
         {
             "job": account.job,
@@ -126,6 +130,7 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
         goodput=goodput(reading.buckets),
         ettr=ettr(reading.buckets),
         faults=faults,
+        injected=injected,
         mttf_s=ran_s / faults if faults else None,
         mttf_between_s=mean_time_between_s(ran_s, faults),
         mttr_s=sum(ledger.recoveries_s) / len(ledger.recoveries_s) if ledger.recoveries_s else None,

@@ -49,6 +49,9 @@ def _cause(state: RankState) -> str:
     return "hang_rank_late" if busy else "hang_rank_stuck"
 
 
+MISMATCH = "user_collective_mismatch"
+
+
 @attrs.frozen
 class CulpritFinding:
     """Who holds the job up. `culprits` may be empty: the network, a program's own order, or "cannot tell"."""
@@ -64,6 +67,11 @@ class CulpritFinding:
     def conclusive(self) -> bool:
         """Whether a cause was found, be it a rank or not."""
         return self.cause != "unknown" or bool(self.culprits)
+
+    @property
+    def proves_mismatch(self) -> bool:
+        """Whether the ranks' own records show that they call different collectives: a bug, and no matter of time."""
+        return self.cause == MISMATCH
 
 
 @attrs.frozen
@@ -460,7 +468,7 @@ def _mismatched(scene: HangScene, group: GroupRecord, seq: int, calls: Mapping[i
     if majority is None:
         text += "; there is no majority, so every one of them is named"
     confidence = 0.9 if majority is not None else 0.8
-    return scene.finding(culprits, ("user", "user_collective_mismatch"), confidence, Evidence("flight", text))
+    return scene.finding(culprits, ("user", MISMATCH), confidence, Evidence("flight", text))
 
 
 def _signature(call: Collective) -> tuple[object, ...]:

@@ -218,6 +218,8 @@ _HEADER = re.compile(
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _MAX_CHARACTERS = 4 * 1024 * 1024
+FATAL = "Fatal Python error: "
+"""How faulthandler begins what it writes of a signal that ends the process."""
 
 
 @attrs.frozen
@@ -284,6 +286,19 @@ def main_frames(threads: Sequence[ThreadStack]) -> tuple[str, ...]:
     if others:
         return others[-1].frames
     return next((t.frames for t in threads if t.is_current), ())
+
+
+def crash_frames(text: str) -> tuple[str, ...]:
+    """Return the frames of the thread that a fatal signal ended, where it ran Python; else those of the main thread.
+
+    `text`: all dumps of one process. Those from before the signal count only where it has left none.
+    """
+    begin = text.rfind(FATAL)
+    if begin < 0:
+        return main_frames(parse_faulthandler(text))
+    threads = parse_faulthandler(text[begin:])
+    died_in = next((thread.frames for thread in threads if thread.is_current), ())
+    return died_in or main_frames(threads)
 
 
 def frames_of(threads: Sequence[ThreadStack], native_id: int) -> tuple[str, ...]:

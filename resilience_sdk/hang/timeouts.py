@@ -322,6 +322,7 @@ class LearnedTimeouts:
         self._script = script
         self._world_size = world_size
         self._pool = max(1, pool)
+        self._learns = True
         self._entries: dict[str, Entry] = {}
         self._other_jobs: list[Mapping[str, Any]] = []
         if prior is not None:
@@ -345,6 +346,16 @@ class LearnedTimeouts:
 
     # -- learning
 
+    def keep(self) -> None:
+        """Learn nothing from now on, and forget what was: what is set holds, else the defaults."""
+        self._learns = False
+        self._entries.clear()
+
+    @property
+    def learns(self) -> bool:
+        """Whether durations are learned."""
+        return self._learns
+
     def begin_attempt(self) -> None:
         """Let what the last attempt taught about first occurrences and start-up count from now on."""
         for entry in self._entries.values():
@@ -356,6 +367,8 @@ class LearnedTimeouts:
         With `first`, the first of them is the first occurrence of the name on its rank: it holds compilation
         and warm-up, and is learned apart.
         """
+        if not self._learns:
+            return
         entry = self._entry(_key(name, kind))
         durations = list(durations_s)
         if first and durations:
@@ -364,11 +377,13 @@ class LearnedTimeouts:
 
     def add_out_of_section(self, durations_s: Iterable[float]) -> None:
         """Add lengths of completed intervals in which a rank had nothing open."""
-        self._entry(OUT_OF_SECTION).extend(list(durations_s))
+        if self._learns:
+            self._entry(OUT_OF_SECTION).extend(list(durations_s))
 
     def add_startup(self, duration_s: float) -> None:
         """Add the time from a rank's start to its first beat."""
-        self._entry(STARTUP).add_first(duration_s)
+        if self._learns:
+            self._entry(STARTUP).add_first(duration_s)
 
     def double(self, name: str) -> float | None:
         """Double the deadline of a name that fired without a conclusive culprit, and return the new one.
@@ -376,6 +391,8 @@ class LearnedTimeouts:
         `name` may be OUT_OF_SECTION or STARTUP. A deadline that somebody set stays: then the answer is None.
         The doubt ends after a long time of normal work.
         """
+        if not self._learns:
+            return None
         keys = [key for key in _keys_of(name) if key in self._entries] or _keys_of(name)[:1]
         answers: list[float] = []
         for key in keys:
@@ -391,7 +408,8 @@ class LearnedTimeouts:
 
         It only raises the deadline, and counts on all ranks, first occurrences included, and in later attempts.
         """
-        self._entry(name if name in (OUT_OF_SECTION, STARTUP) else _key(name, kind)).survive(elapsed_s)
+        if self._learns:
+            self._entry(name if name in (OUT_OF_SECTION, STARTUP) else _key(name, kind)).survive(elapsed_s)
 
     # -- answers
 
@@ -456,7 +474,7 @@ class LearnedTimeouts:
         """Return the content of `timeouts.json`: this job first, then what it held of others."""
         factor = self._settings.safety_factor
         entries = {key: entry.to_json(factor) for key, entry in list(self._entries.items())[:_MAX_ENTRIES]}
-        job = {"script": self._script, "world_size": self._world_size, "entries": entries}
+        job = {"script": self._script, "world_size": self._world_size, "learns": self._learns, "entries": entries}
         return {"version": 1, "jobs": [job, *self._other_jobs][:_MAX_JOBS]}
 
     def _load(self, prior: Mapping[str, Any], is_same_attempt: bool) -> None:

@@ -19,6 +19,7 @@ from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
 from resilience_sdk.history.schema import default_path
 from resilience_sdk.history.suspects import hostlist
+from resilience_sdk.incidents import InjectedFaults
 
 DATABASE = "RESILIENCE_DB"
 _HARDWARE = "hardware"
@@ -93,18 +94,19 @@ def _take_in(database: str, run_dir: Path) -> None:
 
 
 def blamed(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the nodes whose hardware the newest job was ended for, as the scheduler calls them."""
+    """Return the nodes, as schedulers call them, whose hardware the newest job was ended for; injected faults aside."""
     names: dict[Any, str] = {}
     incident: Mapping[str, Any] | None = None
     found: dict[str, str] = {}
+    injected = InjectedFaults()
     for event in events:
-        name = event["event"]
+        name, is_injected = event["event"], injected.led_to(event)
         if name == Event.RUN_START.value:
             incident, found = None, {}
         elif name == Event.ATTEMPT_START.value and isinstance(event.get("scheduler_node"), str):
             names[event.get("node_name")] = event["scheduler_node"]
         elif name == Event.INCIDENT.value and event.get("action") == _EXCLUDE:
-            incident = event
+            incident = None if is_injected else event
         elif name == Event.DECISION.value and event.get("verdict") == _HARDWARE and incident is not None:
             nodes = incident.get("nodes")
             why = f"{incident.get('cause')} in this run ({incident.get('id')})"

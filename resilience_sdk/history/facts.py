@@ -19,7 +19,7 @@ _SELDOM = frozenset(
     event.value
     for event in (
         Event.RUN_START, Event.ATTEMPT_START, Event.ATTEMPT_END, Event.RANK_START, Event.RANK_EXIT, Event.INCIDENT,
-        Event.RECOVERED, Event.HEALTH,
+        Event.RECOVERED, Event.HEALTH, Event.FAULT_INJECTED,
     )
 )  # fmt: skip
 
@@ -38,6 +38,7 @@ class Rows:
     attempts: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     failures: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     culprits: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
+    strikes: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     recoveries: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     findings: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
 
@@ -46,7 +47,7 @@ class Rows:
         """The rows by the names of their tables."""
         return {
             "starts": self.starts, "attempts": self.attempts, "failures": self.failures, "culprits": self.culprits,
-            "recoveries": self.recoveries, "findings": self.findings,
+            "strikes": self.strikes, "recoveries": self.recoveries, "findings": self.findings,
         }  # fmt: skip
 
     def add(self, event: Mapping[str, Any], offset: int) -> None:
@@ -86,6 +87,9 @@ class Rows:
             self._attempt(job, attempt, host, None, launched=False)["ended_at"] = at
         elif name == Event.INCIDENT.value and event.get("kind") in _KINDS and event.get("action") != "none":
             self._failure(event, at, host, job, attempt)
+        elif name == Event.FAULT_INJECTED.value:
+            strike = {"file": self.file, "offset": offset, "job": job, "attempt": attempt}
+            self.strikes[self.file, offset] = strike
         elif name == Event.RECOVERED.value and (again := _text(event.get("id"))):
             recovery_s, lost = _number(event.get("recovery_s")), _whole(event.get("lost_steps"))
             self.recoveries[again,] = {"incident": again, "recovery_s": recovery_s, "lost_steps": lost}
@@ -115,7 +119,7 @@ class Rows:
         known = sorted({_text(str(node)) for node in nodes}) if isinstance(nodes, list) else []
         for node in known:
             self.culprits[name, host, node] = {"incident": name, "host": host, "node": node}
-        cause = _text(event.get("cause")) or "unknown"
+        cause, injected = _text(event.get("cause")) or "unknown", event.get("injected")
         self.failures[name, host] = {
             "incident": name, "host": host, "at": at, "job": job, "attempt": attempt,
             "kind": _text(event.get("kind")), "category": _text(event.get("category")) or "unknown", "cause": cause,
@@ -123,6 +127,7 @@ class Rows:
             "confidence": _number(event.get("confidence")),
             "signature": _text(event.get("signature")) or cause, "world_size": _whole(event.get("world_size")),
             "nodes": json.dumps(known), "summary": _text(event.get("summary")) or None,
+            "injected": injected if isinstance(injected, bool) else None,
         }  # fmt: skip
 
 

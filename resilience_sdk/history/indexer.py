@@ -85,7 +85,7 @@ class Index:
 
         try:
             prepare(self.engine, self.tables)
-            self._writes = self._make_writes()
+            self._writes, self._mark = self._make_writes(), self._make_mark()
         except DBAPIError as error:
             self.close()
             raise ConfigError(f"the history {self._called} cannot be opened: {str(error.orig).strip()}") from None
@@ -129,6 +129,8 @@ class Index:
                         waiting.popleft()
                     for kind, rows in step.rows.items():
                         connection.execute(self._writes[kind], rows)
+                    for run in {row["run"] for kind in ("failures", "strikes") for row in step.rows.get(kind, ())}:
+                        connection.execute(self._mark, {"of_run": run})
                 events, torn = events + step.events, torn + step.torn
         except DBAPIError as error:
             raise ConfigError(f"the history {self._called} does not answer: {str(error.orig).strip()}") from None
@@ -212,7 +214,8 @@ class Index:
             size = os.fstat(file.fileno()).st_size
             if place is not None and (place.head != head or size < place.read_to):
                 # Another file has the name, or it was cut: what it has told is told again.
-                for table in (self.tables.starts, self.tables.attempts, self.tables.findings):
+                retold = (self.tables.starts, self.tables.attempts, self.tables.strikes, self.tables.findings)
+                for table in retold:
                     connection.execute(delete(table).where((table.c.run == run) & (table.c.file == path.name)))
                 place = None
             place = place or _Place(head, 0, 0)
@@ -247,9 +250,11 @@ class Index:
             "starts": self._upsert(tables.starts, ("facts",)),
             "attempts": self._upsert(attempts, merged),
             "failures": self._upsert(
-                tables.failures, ("at", "kind", "category", "cause", "action", "confidence", "signature", "nodes")
+                tables.failures, ("at", "kind", "category", "cause", "action", "confidence", "signature", "nodes",
+                 "injected")
             ),
             "culprits": self._upsert(tables.culprits, ()),
+            "strikes": self._upsert(tables.strikes, ()),
             "recoveries": self._upsert(tables.recoveries, ("recovery_s", "lost_steps")),
             "findings": self._upsert(tables.findings, ()),
             "new run": self._upsert(runs, (), ("path", "generation")),
@@ -260,6 +265,19 @@ class Index:
                 launched=or_(runs.c.launched, bindparam("is_launched", type_=Boolean)),
             ),
         }  # fmt: skip
+
+    def _make_mark(self) -> Executable:
+        """Return what marks a run's failures that do not tell whether a fault had been injected, and one had."""
+        from sqlalchemy import bindparam, exists, update
+
+        failures, strikes = self.tables.failures, self.tables.strikes
+        struck = exists().where(
+            strikes.c.run == failures.c.run,
+            strikes.c.job == failures.c.job,
+            strikes.c.attempt == failures.c.attempt,
+        )
+        told_nothing = (failures.c.run == bindparam("of_run")) & failures.c.injected.is_(None)
+        return update(failures).where(told_nothing & struck).values(injected=True)
 
     def _upsert(
         self, table: Table, changes: Sequence[str] | Callable[[Any], dict[str, Any]], keys: Sequence[str] = ()

@@ -73,12 +73,12 @@ FROM attempts a WHERE a.run = f.run AND a.job = f.job AND a.attempt = f.attempt 
   AND a.alias IS NOT NULL LIMIT 1
 """
 _FAILURES = f"""
-SELECT r.path, f.incident, f.host, f.at, f.category, f.cause, f.action, f.signature, f.nodes, f.summary,
+SELECT r.path, f.incident, f.host, f.at, f.category, f.cause, f.action, f.signature, f.nodes, f.summary, f.confidence,
   f.run, f.job, f.attempt, c.recovery_s, c.lost_steps, (SELECT a.nodes {_OF_ITS_ATTEMPT}) AS of_nodes,
   (SELECT a.world_size {_OF_ITS_ATTEMPT}) AS ranks, (SELECT a.began_at {_OF_ITS_ATTEMPT}) AS began_at
 FROM failures f JOIN runs r ON r.id = f.run
 LEFT JOIN recoveries c ON c.run = f.run AND c.incident = f.incident
-WHERE f.at >= :since ORDER BY f.at
+WHERE f.at >= :since AND f.injected IS NOT TRUE ORDER BY f.at
 """  # noqa: S608 - constants
 # Of a job whose launcher was killed nobody has written an incident: the next job finds that it told no end.
 _KILLED = f"""
@@ -97,7 +97,7 @@ WHERE f.at >= :since AND a.launched = r.launched AND a.alias <> a.node
 """
 _EARLIER = """
 SELECT r.path, f.at, f.run, f.job, f.attempt, f.incident FROM failures f JOIN runs r ON r.id = f.run
-WHERE f.signature = :signature AND f.at >= :since AND f.at <= :at ORDER BY f.at
+WHERE f.signature = :signature AND f.at >= :since AND f.at <= :at AND f.injected IS NOT TRUE ORDER BY f.at
 """
 _FINDINGS = """
 SELECT f."check", COALESCE((
@@ -109,7 +109,7 @@ FROM findings f JOIN runs r ON r.id = f.run WHERE f.at >= :since ORDER BY f.at
 # a start, some a moment earlier than others.
 _CHANGES = """
 WITH firsts AS (
-  SELECT signature, MIN(at) AS at FROM failures WHERE at >= :since GROUP BY signature
+  SELECT signature, MIN(at) AS at FROM failures WHERE at >= :since AND injected IS NOT TRUE GROUP BY signature
 ), last_starts AS (
   SELECT f.signature, f.run, MAX(s.at) AS at
   FROM firsts JOIN failures f ON f.signature = firsts.signature AND f.at = firsts.at
@@ -130,6 +130,10 @@ GROUP BY p.signature, p.run, p.job, p.facts, b.run, b.job ORDER BY p.run, b.run
 _NODES_OF_RUNS = """
 SELECT DISTINCT a.run, a.job, a.alias FROM attempts a JOIN runs r ON r.id = a.run
 WHERE a.run IN ({}) AND a.launched = r.launched AND a.alias IS NOT NULL
+"""
+_INJECTED = """
+SELECT COUNT(*) FROM (
+  SELECT DISTINCT run, job, attempt, incident FROM failures WHERE at >= :since AND injected IS TRUE) told
 """
 _TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
 _VERSION = "SELECT version FROM index_version"
@@ -250,9 +254,16 @@ class History:
         self._is_ours = True
 
     def totals(self) -> dict[str, Any]:
-        """Return how much is indexed."""
+        """Return how much is indexed, and how many failures are not counted because a fault was injected."""
         ((runs, events, first_at, last_at),) = self._ask(_TOTALS)
-        return {"runs": runs, "events": int(events or 0), "first_at": first_at, "last_at": last_at}
+        ((injected,),) = self._ask(_INJECTED, since=self._since)
+        return {
+            "runs": runs,
+            "events": int(events or 0),
+            "injected": injected,
+            "first_at": first_at,
+            "last_at": last_at,
+        }
 
     def runs(self) -> list[IndexedRun]:
         """Return every run directory with its newest incident, those that told something last first."""
@@ -264,7 +275,10 @@ class History:
         ]  # fmt: skip
 
     def failures(self) -> list[Failure]:
-        """Return all failures, by time; one that several nodes have told counts once. They are read once."""
+        """Return all failures that nobody injected, by time; one that several nodes have told counts once.
+
+        They are read once.
+        """
         return self._told
 
     @cached_property
@@ -280,6 +294,7 @@ class History:
             failure = Failure(
                 row.path, row.incident, row.at, row.category, row.cause, row.action or "", row.signature, nodes,
                 row.of_nodes, row.ranks, row.summary or "", row.recovery_s, row.lost_steps, row.began_at,
+                row.confidence,
             )  # fmt: skip
             found.setdefault((*key, row.incident), failure)
         killed = [

@@ -13,7 +13,7 @@ from resilience_sdk.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
 
-VERSION = 4
+VERSION = 5
 FILE_NAME = "history.db"
 _WAIT_S = 60.0  # for another indexer
 _NO_FILES = ("", ":memory:")
@@ -71,10 +71,15 @@ class Tables:
             Column("kind", String), Column("category", String), Column("cause", String), Column("action", String),
             Column("confidence", Float), Column("signature", Text), Column("world_size", Integer),
             Column("nodes", Text), Column("summary", Text),
+            Column("injected", Boolean),  # null: the incident did not tell, and no fault is known to have struck
             Index("failures_at", "at"), Index("failures_signature", "signature"),
         )  # fmt: skip
         self.culprits = Table(  # the nodes of failures, for what stands by them: `failures.nodes` says who they are
             "culprits", self.all, key("run", Integer), key("incident"), key("host"), key("node"),
+        )  # fmt: skip
+        self.strikes = Table(  # of injected faults: incidents of older versions do not tell of them
+            "strikes", self.all, key("run", Integer), key("file"), key("offset", BigInteger),
+            Column("job", String), Column("attempt", Integer), Index("strikes_in_attempt", "run", "job", "attempt"),
         )  # fmt: skip
         self.recoveries = Table(
             "recoveries", self.all, key("run", Integer), key("incident"),
@@ -89,7 +94,8 @@ class Tables:
     def derived(self) -> list[Table]:
         """Return what belongs to one run."""
         return [
-            self.files, self.starts, self.attempts, self.failures, self.culprits, self.recoveries, self.findings,
+            self.files, self.starts, self.attempts, self.failures, self.culprits, self.strikes, self.recoveries,
+            self.findings,
         ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from resilience_sdk.attribution.first_death import HEARSAY
 from resilience_sdk.goodput.poisson import at_least
 
 LEAST_FAILURES = 2
@@ -30,6 +31,7 @@ _MOST_BLAMED = 0.5  # of a job's nodes: more than that are no culprits, or the f
 _OF_USERS = frozenset({"user", "data", "checkpoint", "numerics"})
 _OF_NOBODY = frozenset({"scheduler", "none"})
 _UNKNOWN = "unknown"
+_HARDWARE = "hardware"
 _WAIT = "wait"  # the action where something outside of the nodes has to come back: storage, a service
 _MOST_DIGITS = 9
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -55,6 +57,7 @@ class Failure:
     lost_steps: int | None = None
     began_at: float | None = None
     """Of the attempt in which it was."""
+    confidence: float | None = None
 
     @property
     def blame(self) -> str:
@@ -70,10 +73,11 @@ class Failure:
         """Whether it says anything about a node.
 
         Not where more than half of the job's nodes are named together, nor where the cause is not known (a program that
-        leaves with 1 and no word), or outside of all nodes.
+        leaves with 1 and no word), or outside of all nodes, nor where a program's words alone blame the hardware.
         """
+        hearsay = self.category == _HARDWARE and self.confidence is not None and self.confidence <= HEARSAY
         few = self.of_nodes is None or self.of_nodes <= 1 or len(self.nodes) <= _MOST_BLAMED * self.of_nodes
-        return self.blame == "infrastructure" and self.action != _WAIT and bool(self.nodes) and few
+        return self.blame == "infrastructure" and self.action != _WAIT and bool(self.nodes) and few and not hearsay
 
 
 @attrs.frozen

@@ -38,12 +38,17 @@ def count_words(steps: int) -> str:
 
 
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
+_SURVIVED = re.compile(
+    r"(?:RESILIENCE_FAULT=| as )(?:slow|pause|nan|disk-full|monitor-kill)\b"
+)  # by the rank that it strikes
 _MOST_SUMMARY = 300
 _MOST_SIGNATURE = 160
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FOLDERS = re.compile(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])")
 CURE = "cure"
 """The source of evidence that tells what to change."""
+FAULT = "fault"
+"""The source of evidence that tells of an injected fault."""
 STALL = "stall"
 """The source of evidence that tells what stood still when a job was ended from outside."""
 ACTIONS = ("restart", "exclude_node", "wait", "rollback", "requeue", "stop", "none")
@@ -129,6 +134,11 @@ class Incident:
         return tuple(one for one in self.evidence if one.source != CURE)
 
     @property
+    def injected(self) -> bool:
+        """Whether a fault that somebody injected led to it: that says nothing of machines, and is no failure."""
+        return any(one.source == FAULT for one in self.evidence)
+
+    @property
     def advice(self) -> str | None:
         """What to change in this very job, beside what `action` says of all such incidents."""
         return "; ".join(one.text for one in self.evidence if one.source == CURE) or None
@@ -168,6 +178,7 @@ def event_fields(incident: Incident) -> dict[str, Any]:
         "action": incident.action,
         "nodes": sorted({culprit.node for culprit in incident.culprits if culprit.node}),
         "confidence": number_of(incident.confidence),
+        "injected": incident.injected,
         "signature": signature(incident),
         "summary": headline(incident).replace("`", "")[:_MOST_SUMMARY],
     }
@@ -326,12 +337,40 @@ def next_words(action: str | None) -> str:
     return _NEXT.get(action or "", "The action is not known to this version.")
 
 
-def injected_faults(events: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:
-    """Yield what a rank has journalled of a fault that was injected: no verdict looks at it, its reader should know."""
+def injected_faults(events: Iterable[Mapping[str, Any]], *, of_others: bool = False) -> Iterator[Evidence]:
+    """Yield what a rank has journalled of a fault that was injected: no verdict looks at it, its reader should know.
+
+    `of_others`: where another rank is named, only what the rank does not outlive. Who follows it may be named first.
+    """
     for event in events:
-        if event.get("event") == Event.FAULT_INJECTED.value:
+        if event.get("event") == Event.FAULT_INJECTED.value and not (
+            of_others and _SURVIVED.search(str(event.get("by")))
+        ):
             at = "" if event.get("step") is None else f" at step {event['step']}"
-            yield Evidence("fault", f"injected by {event.get('by')}, which struck rank {event.get('rank')}{at}")
+            yield Evidence(FAULT, f"injected by {event.get('by')}, which struck rank {event.get('rank')}{at}")
+
+
+class InjectedFaults:
+    """Tells which incidents injected faults led to, by the events of a run in the order of time."""
+
+    def __init__(self) -> None:
+        """Nothing has struck yet."""
+        self._struck: set[tuple[str, str]] = set()
+
+    def led_to(self, event: Mapping[str, Any]) -> bool:
+        """Take the next event, of whatever kind; tell whether it is an incident that an injected fault led to.
+
+        Incidents of before this was told count where a fault has struck in their attempt.
+        """
+        attempt = str(event.get("job")), str(event.get("attempt"))
+        if event.get("event") == Event.RUN_START.value:
+            self._struck.clear()  # a requeued job has the same key and counts its attempts from 0 again
+        elif event.get("event") == Event.FAULT_INJECTED.value:
+            self._struck.add(attempt)
+        if event.get("event") != Event.INCIDENT.value:
+            return False
+        told = event.get("injected")
+        return told if isinstance(told, bool) else attempt in self._struck
 
 
 def compact_ranks(ranks: Iterable[int]) -> str:

@@ -77,6 +77,17 @@ class StalledRank:
 
 
 @attrs.frozen
+class Proof:
+    """What the ranks' own records prove of a stall, however it ends: that they call different collectives."""
+
+    category: str
+    cause: str
+    confidence: float
+    culprits: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+
+
+@attrs.frozen
 class Stall:
     """A time without progress. Times are Unix seconds of the host that told it."""
 
@@ -84,12 +95,15 @@ class Stall:
     told_at: float
     ranks: tuple[StalledRank, ...]
     waiting: tuple[int, ...] = ()
+    proof: Proof | None = None
 
     def hang(self, attempt: int | None, at: float, by: str) -> Incident:
         """Return the incident of the stall, which is not written yet: it stood at time `at`, when `by` ended it."""
         for_s = max(0.0, at - self.since)
         category, cause, sure = self._verdict
-        named = tuple(one for one in self.ranks if one.activity in _NAMED)
+        proof = self.proof
+        blamed = {one.rank for one in self.ranks if one.activity in _NAMED} if proof is None else set(proof.culprits)
+        named = tuple(one for one in self.ranks if one.rank in blamed)
         rest = {one.rank for one in self.ranks} - {one.rank for one in named}
         waited = "the others waited for " if self.waiting else ""
         shown = ", ".join(map(_told, self.ranks[:_MOST_RANKS])) + (", ..." if len(self.ranks) > _MOST_RANKS else "")
@@ -100,11 +114,14 @@ class Stall:
             detection_latency_s=for_s,
             culprits=tuple(map(_culprit, named)),
             victims=tuple(sorted(rest.union(self.waiting))),
-            category=category,
-            cause=cause,
+            category=category if proof is None else proof.category,
+            cause=cause if proof is None else proof.cause,
             action="restart",
-            confidence=round(sure * (0.5 + 0.5 * for_s / (for_s + _HALF_SURE_S)), 2),
+            confidence=(
+                round(sure * (0.5 + 0.5 * for_s / (for_s + _HALF_SURE_S)), 2) if proof is None else proof.confidence
+            ),
             evidence=(
+                *(() if proof is None else proof.evidence),
                 Evidence(STALL, f"no rank made progress for {for_s:.0f} s: {waited}{shown}"),
                 *(Evidence("activity", f"rank {one.rank}: {one.detail}") for one in self.ranks if one.detail),
                 *(Evidence("storage", f"rank {r.rank} saves into {r.storage}") for r in self.ranks if r.storage),
@@ -147,10 +164,11 @@ def stall_at(
     stood: list[Stall] = []
     for tellings in _by_host(told, at).values():
         newest = [stall for stall in tellings if stall.told_at <= at][-1:] or tellings[:1]
+        proof = next((stall.proof for stall in reversed(tellings) if stall.proof is not None), None)
         for stall in newest:
             if stall.since <= at and not _has_moved(stall, at, moved or {}):
                 left = tuple(_at(one, at) for one in _left(stall, told, ended or {}))
-                stood.append(attrs.evolve(stall, ranks=left))
+                stood.append(attrs.evolve(stall, ranks=left, proof=proof))
     stood = [stall for stall in stood if stall.ranks]
     if not stood:
         return None
@@ -162,7 +180,8 @@ def stall_at(
     named = {one.rank for one in standing}
     waiting = sorted({rank for stall in stood for rank in stall.waiting} - named)
     since, told_at = max(stall.since for stall in stood), max(stall.told_at for stall in stood)
-    return Stall(since, told_at, standing, tuple(waiting))
+    proof = next((stall.proof for stall in reversed(stood) if stall.proof is not None), None)
+    return Stall(since, told_at, standing, tuple(waiting), proof)
 
 
 def standing_words(hang: Incident, at: float | None = None) -> str:
@@ -255,6 +274,20 @@ def _read(event: Mapping[str, Any]) -> Stall | None:
         told_at=told_at,
         ranks=tuple(one for item in ranks if (one := _read_rank(item)) is not None),
         waiting=tuple(rank for item in waiting or () if (rank := whole_of(item)) is not None),
+        proof=_read_proof(event.get("proof")),
+    )
+
+
+def _read_proof(data: object) -> Proof | None:
+    if not isinstance(data, Mapping):
+        return None
+    category, cause, sure = text_of(data.get("category")), text_of(data.get("cause")), number_of(data.get("confidence"))
+    culprits, told = (items if isinstance(items := data.get(key), list) else [] for key in ("culprits", "evidence"))
+    if category is None or cause is None or sure is None:
+        return None
+    evidence = Incident.from_json({"evidence": told}).evidence
+    return Proof(
+        category, cause, sure, tuple(rank for item in culprits if (rank := whole_of(item)) is not None), evidence
     )
 
 

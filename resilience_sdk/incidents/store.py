@@ -43,6 +43,7 @@ _PATIENCE_S = 2.0
 
 
 _MOST_RANKS = 16  # asked for an injected fault
+_RANK_FILE = re.compile(r"-rank(\d+)-\d+\.jsonl$")
 _TAIL = 1 << 18  # bytes of a rank's journal: nothing that it has done since the fault takes more
 
 
@@ -317,13 +318,25 @@ def _json_text(value: Any) -> str:
 
 
 def _injected(journal: Path, incident: Incident) -> Iterator[Evidence]:
-    """Yield that a fault was injected into a culprit in this attempt: the verdict is the same, and nobody need look on.
+    """Yield that a fault was injected in this attempt: the verdict is the same, and nobody need look on.
 
-    A rank tells of it in a file of its own, so that the journal of a large job need not be read. Of several processes
-    that were that rank in an attempt of that number, of other jobs too, the newest is meant.
+    Into a culprit; or into a victim, or where nobody is named into any rank, if no rank outlives it. A rank tells of it
+    in a file of its own, so that the journal of a large job need not be read. Of several processes that were that rank
+    in an attempt of that number, of other jobs too, the newest is meant.
     """
-    for culprit in incident.culprits[:_MOST_RANKS]:
-        yield from injected_faults(_newest_process(journal, culprit.rank, incident.attempt))
+    named = [culprit.rank for culprit in incident.culprits[:_MOST_RANKS]]
+    others = list(incident.victims[:_MOST_RANKS])
+    if not named and not others:
+        others = _ranks_that_tell(journal)
+    for rank in dict.fromkeys((*named, *others)):
+        yield from injected_faults(
+            _newest_process(journal, rank, incident.attempt), of_others=bool(named) and rank not in named
+        )
+
+
+def _ranks_that_tell(journal: Path) -> list[int]:
+    found = (_RANK_FILE.search(path.name) for path in journal.glob("*-rank*-*.jsonl"))
+    return sorted({int(one[1]) for one in found if one is not None})[:_MOST_RANKS]
 
 
 def _newest_process(journal: Path, rank: int, attempt: int | None) -> list[Mapping[str, Any]]:

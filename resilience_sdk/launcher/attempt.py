@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.attribution.exceptions import is_peer_symptom
+from resilience_sdk.core import nvrx_words
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.job_config import FILE, JobConfig
@@ -211,6 +212,7 @@ class Attempt:
         say(f"{told}: the job is asked to leave" + (f", the other ranks within {grace:g} s" if rest else ""))
         self._begin_ending("a rank was asked to leave")
         if rest:
+            self._say_closing(rest, "SIGTERM")
             seen = self._look_before(signal.SIGTERM)
             self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=rest, why="leave", **seen)
         before = self._inbox.interrupts
@@ -250,6 +252,9 @@ class Attempt:
             self._journal.emit(Event.PREEMPT_NOTICE, source=name, time_left_s=grace)
             forward = request
         running = list(self.ranks.running)
+        if self._is_for_nvrx(running):
+            say(nvrx_words.death(name))
+        self._say_closing(running, signal_name(forward))
         seen = self._look_before(forward)
         self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave", **seen)
         second = SecondSignal(self.ranks, lambda rank, pid: self._files.page(self.number, rank, pid), forward)
@@ -286,11 +291,22 @@ class Attempt:
         self._begin_ending(reason)
         if self.ranks.running:
             running = list(self.ranks.running)
+            self._say_closing(running, "SIGTERM")
             self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=running, why=reason)
             self.ranks.end(self._settings.term_grace, hurry=self._is_hurried)
         else:
             self.ranks.kill()
         return AttemptEnding(by, self._ending_ns)
+
+    def _is_for_nvrx(self, ranks: Sequence[int]) -> bool:
+        """Tell whether the program of these ranks is written for NVRx, whose lines are then printed beside ours."""
+        pages = (self._files.page(self.number, rank, self.ranks.pids[rank]) for rank in ranks)
+        return any(page is not None and page.nvrx_words for page in pages)
+
+    def _say_closing(self, ranks: Sequence[int], name: str) -> None:
+        if self._is_for_nvrx(ranks):
+            for rank in ranks:
+                say(nvrx_words.closing(self.ranks.pids[rank], name))
 
     def _look_before(self, number: int) -> dict[str, Any]:
         """Look at the ranks that this signal ends at once: a save may be cut by that. Returns fields of an event."""

@@ -37,6 +37,7 @@ from resilience_sdk.launcher.attempt import (
 )
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
+from resilience_sdk.launcher.node_look import look_where_blamed
 from resilience_sdk.launcher.rendezvous import first_line, holder_of_taken_port, within
 from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free, to_leave
 from resilience_sdk.launcher.sidecars import Housekeeping
@@ -366,6 +367,8 @@ class Job:
             ),
             lambda why: self._journal.emit(Event.DEGRADED, what="logs", why=why),
         )
+        for rank, stacks in seen.stacks.items():
+            traces[rank] = attrs.evolve(traces[rank], stacks=stacks)
         facts = AttemptFacts(
             attempt=self._number,
             node=self._agent.node_name,
@@ -394,6 +397,8 @@ class Job:
             journal=self._told,
             stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
         )
+        if ending.by is EndedBy.RANKS:
+            facts = look_where_blamed(facts, self._settings, len(exits), self._journal)
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
 
     def _with_torch_errors(self, traces: dict[int, RankTrace], attempt: Attempt) -> dict[int, RankTrace]:

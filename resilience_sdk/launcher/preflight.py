@@ -1,19 +1,11 @@
-"""`--preflight`: looks at this node before any rank exists, by programs that are given a task and tell an answer.
-
-Standard output is no such way: libraries print on it (`NCCL_DEBUG=INFO`), and what the program has forked holds it
-open, perhaps in a driver that even SIGKILL does not reach. So the answer has a pipe of its own, and is one line: it is
-there once the line has ended, whoever still holds the pipe.
+"""`--preflight`: looks at this node before any rank exists.
 
 The probes are of the floor of the launcher, so they run by name in a process of their own (`resilience_sdk.health`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,68 +20,9 @@ from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.launcher.task_programs import answer_of
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.system import programs
-from resilience_sdk.system.programs import Program
-
-_LOOK_S = 0.1  # how soon it is seen that a program ended without a word
-_COLLECT_S = 1.0  # for one that was killed
-
-
-def answer_of(program: Program, task: Mapping[str, Any], inbox: SignalInbox, longest_s: float) -> Any:
-    """Return what a program answers; it finds the task on its standard input, and in it `answer`, a descriptor.
-
-    It is ended, and what it has started with it, once it has answered, or when a signal asks to leave. Main thread.
-
-    Raises:
-        OSError, ValueError: It could not be started, or has not answered in time.
-        LeaveRequested: A signal asked to leave.
-    """
-    read, write = os.pipe()
-    try:
-        process = programs.start(program, task=json.dumps({**task, "answer": write}).encode(), pass_fds=(write,))
-    except BaseException:
-        os.close(read)
-        raise
-    finally:
-        os.close(write)
-    try:
-        with inbox.raising():
-            return json.loads(_line(process, read, time.monotonic() + longest_s))
-    finally:
-        os.close(read)
-        programs.kill(process, _COLLECT_S)
-
-
-def _line(process: subprocess.Popen[bytes], pipe: int, ends: float) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        left_s = ends - time.monotonic()
-        if left_s <= 0:
-            raise ValueError("its process has not answered in time")
-        ended = _ended(process)  # asked first: what it wrote before is in the pipe by now
-        if select.select([pipe], [], [], 0.0 if ended else min(_LOOK_S, left_s))[0]:
-            piece = os.read(pipe, 1 << 16)
-            text += piece
-            if piece:
-                continue
-            if not ended:
-                time.sleep(_LOOK_S)  # it has closed its pipe and is about to go
-        if ended:
-            raise ValueError(f"its process {ended} and without an answer")
-    return text
-
-
-def _ended(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended, empty while it runs. It stays a zombie, so that its number is its group's."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13; who asks ends the group at once
-        code = process.poll()
-        return "" if code is None else f"left with {code}" if code >= 0 else f"died by signal {-code}"
-    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended is None:
-        return ""
-    return f"left with {ended.si_status}" if ended.si_code == os.CLD_EXITED else f"died by signal {ended.si_status}"
-
 
 _COMES_S = 300.0  # for a rendezvous whose node or name comes up later than this one
 _LONGEST_S = 300.0 + _COMES_S  # each probe has a deadline of its own

@@ -18,10 +18,11 @@ from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.launcher.agent import Agent
-from resilience_sdk.launcher.preflight import Look, answer_of, say_finding
+from resilience_sdk.launcher.preflight import Look, say_finding
 from resilience_sdk.launcher.rendezvous import StoreLostError, first_line, within
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.launcher.task_programs import answer_of
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.system import programs
 

@@ -15,6 +15,7 @@ import attrs
 from resilience_sdk.attribution.exits import Resource
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.hang.culprit import MISMATCH
 from resilience_sdk.postmortem.exit_codes import (
     EXIT_FINISHED,
     JobVerdict,
@@ -31,7 +32,6 @@ _WRONG_USE = "resilience_sdk.errors.ConfigError"  # its message has the cure
 _NOT_SAVED = "resilience_sdk.errors.NotSavedError"
 _NO_CHECKPOINT = "resilience_sdk.errors.CheckpointError"
 _REPAIR = "do what the error says of the checkpoints, or start over in another run directory (--fresh)"
-_MISMATCH = "user_collective_mismatch"
 _WAIT_FIRST_S = 5.0
 _WAIT_CAP_S = 60.0
 # Causes outside the program: the same message twice does not make them the program's fault.
@@ -283,19 +283,28 @@ def _broken(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
 
 
 def _proven_bug(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
-    """End a job whose ranks call other collectives than one another at the step at which they did before.
+    """End a job whose ranks call other collectives than one another at the place at which they did before.
 
-    However the two attempts ended: a hang, an abort by the library, an exception. Errors have a rule of their own.
+    However the two attempts ended: a hang, an abort by the library or its time-out, an exception, whose rule is another
+    one. The place is the step; where no rank completes steps that are counted, the program's lines.
     """
     last = history[-1]
-    if last.cause != _MISMATCH or last.confidence < SURE or last.reached is None:
+    if not _is_mismatch(last) or not any(_is_mismatch(end) and _same_place(end, last) for end in history[:-1]):
         return None
-    if any((end.cause, end.reached) == (_MISMATCH, last.reached) and end.confidence >= SURE for end in history[:-1]):
-        return JobVerdict.STOP, (
-            f"{_MISMATCH} came twice behind {last.reached} completed steps, which is a fault of the program: "
-            "another attempt would end alike"
-        )
-    return None
+    at = f"behind {last.reached} completed steps" if last.reached is not None else f"at {' and '.join(last.lines)}"
+    return JobVerdict.STOP, (
+        f"{MISMATCH} came twice {at}, which is a fault of the program: another attempt would end alike"
+    )
+
+
+def _is_mismatch(end: AttemptEnd) -> bool:
+    return end.cause == MISMATCH and end.confidence >= SURE
+
+
+def _same_place(one: AttemptEnd, other: AttemptEnd) -> bool:
+    if one.reached is not None or other.reached is not None:
+        return one.reached == other.reached
+    return bool(one.lines) and one.lines == other.lines
 
 
 def _cause_spent(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from resilience_sdk.cluster import leader
-from resilience_sdk.core import console
+from resilience_sdk.core import console, nvrx_words
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
@@ -235,6 +235,7 @@ class HangResponse:
                 self._learner.book.double(name)
         for line in hang_lines(incident, self._config.on_hang, self._config.run_dir):
             console.say(line)
+        self._say_as_nvrx(incident, finding.culprits or judgement.waited_for, ranks)
         places, free, final = self._count_ending(judgement, finding, states)
         verdict = HangVerdict(incident.id, finding.culprits, incident.cause, headline(incident), free, final, places)
         if self._config.on_hang != "report":
@@ -244,6 +245,16 @@ class HangResponse:
         if self._config.on_hang != "report":
             self._end(verdict, ranks)
         return True
+
+    def _say_as_nvrx(self, incident: Incident, stuck: Sequence[int], ranks: Sequence[WatchedRank]) -> None:
+        """Say the lines of NVRx beside ours, where the program is written for it."""
+        for watched in ranks:
+            page = watched.snapshot
+            if page.nvrx_words and watched.rank in stuck:
+                words = nvrx_words.no_heartbeat(
+                    incident.detection_latency_s or 0.0, is_first=page.first_beat_ns is None
+                )
+                console.say(f"  rank {watched.rank}: {words}")
 
     def _count_ending(
         self, judgement: Judgement, finding: CulpritFinding, states: Sequence[RankState]
@@ -373,6 +384,9 @@ class HangResponse:
         """End the stuck ranks; our launcher, or a foreign one by its own policy, does the rest."""
         living = [watched.target for watched in ranks if watched.alive and watched.target is not None]
         guilty = [target for target in living if target.rank in verdict.culprits]
+        for watched in ranks:
+            if watched.snapshot.nvrx_words and watched.target in (guilty or living):
+                console.say(nvrx_words.closing(watched.snapshot.pid, "SIGTERM"))
         escalation = end_ranks(
             guilty or living,
             term_grace_s=min(_TERM_GRACE_S, self._settings.term_grace),

@@ -149,6 +149,8 @@ class Learner:
         for new in completed:
             if new.kind not in (*DEVICE_KINDS.values(), WORK):  # nobody waits in it, so it has no deadline
                 book.add(new.name, new.kind, [sample / _NANO for sample in new.samples_ns], new.start == 0)
+        if book.learns and not watched.snapshot.learns:
+            book.keep()
         snapshot = watched.snapshot
         gaps = self._gaps.setdefault(watched.stem, GapWatch())
         if ended := gaps.look(snapshot, now_ns):

@@ -420,7 +420,7 @@ class Watcher:
         storage = self._try_storage(judgement, states, ranks)
         if judgement.kind != "confirmed":
             if self._look is not None:
-                self._stalls.tell(judgement, states, self._look, for_s, usual_s, storage)
+                self._stalls.tell(judgement, states, self._look, for_s, usual_s, storage, ranks)
             self._response.relax()
             self._confirmation.agrees(judgement, states)
             return self._until(judgement.next_look_ns)

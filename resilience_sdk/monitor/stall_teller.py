@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk.core import console
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.goodput.step_time import is_stop
+from resilience_sdk.hang.culprit import CulpritFinding, find_culprits
 from resilience_sdk.hang.detect import Judgement
 from resilience_sdk.hang.notices import StallNotices, innermost_of_user, notice_text
 from resilience_sdk.hang.saves import STALL, stalls_in_save
 from resilience_sdk.hang.timers import HangRules, RankState, wait_granted_s
 from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.pending_exceptions import blame_exceptions
 
 if TYPE_CHECKING:
     from resilience_sdk.monitor.nodes import Nodes
+    from resilience_sdk.monitor.ranks import WatchedRank
     from resilience_sdk.monitor.stragglers import StepTimeWatch
 
 _MAX_FRAMES = 32
@@ -62,6 +65,7 @@ class StallTeller:
         for_s: float,
         usual_s: float,
         storage: Mapping[int, str],
+        ranks: Sequence[WatchedRank],
     ) -> None:
         """Tell that nothing comes on, where it is time; `storage`: into what a rank that stands in a save saves."""
         named = [state for state in states if state.rank in judgement.waited_for]
@@ -85,6 +89,7 @@ class StallTeller:
             waiting=[s.rank for s in states if s.running and s.rank not in judgement.waited_for],
             verdict_in_s=judgement.due.in_s if judgement.due is not None and judgement.due.in_s < 1e9 else None,
             rule=judgement.due.rule if judgement.due is not None else judgement.detail,
+            proof=_proof(blame_exceptions(find_culprits(states, frames, flight, on_cuda=False), ranks)),
             text=text,
         )
         console.say(text)
@@ -105,6 +110,19 @@ class StallTeller:
         self._journal.emit(Event.STALL_END, after_s=after_s, why=why)
         if why == "went on":
             console.say(f"went on after {after_s:.0f} s")
+
+
+def _proof(finding: CulpritFinding) -> dict[str, Any] | None:
+    """Return what the ranks' records prove whatever comes next: the library may end them before any verdict does."""
+    if not finding.proves_mismatch:
+        return None
+    return {
+        "category": finding.category,
+        "cause": finding.cause,
+        "confidence": finding.confidence,
+        "culprits": list(finding.culprits),
+        "evidence": [{"source": one.source, "text": one.text} for one in finding.evidence],
+    }
 
 
 def _stalled_rank(state: RankState, frames: Sequence[str], storage: str | None) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.json_records import to_values
 from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.hang.detect import ranks_text
+from resilience_sdk.hang.evidence import FATAL
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.postmortem.facts import RankExit, RankTrace
-from resilience_sdk.system import procfs
+from resilience_sdk.system import hostinfo, procfs
 
 ALONE_S = 2.0  # how long a node without a culprit waits for the word of another
 
@@ -284,6 +285,8 @@ class OutsideView:
     node_told: Sequence[Classification] = ()
     job_told: LogFindings | None = None
     server_told: Sequence[Classification] = ()
+    stacks: Mapping[int, str] = attrs.field(factory=dict)
+    """By rank what `faulthandler` of the program has written into a log as the rank died of a signal."""
 
 
 @attrs.frozen
@@ -321,7 +324,8 @@ class Witness:
         oom = None if kills is None or self._kills is None else kills > self._kills
         pids = {end.rank: {end.pid, *_lost_workers(traces[end.rank])} for end in exits}
         servers = set() if server is None else {server}
-        kernel = kernel_findings(self._marked, servers.union(*pids.values()), oom_seen=oom)
+        numbers = servers.union(*pids.values()) if hostinfo.kernel_counts_as_we_do() else set()
+        kernel = kernel_findings(self._marked, numbers, oom_seen=oom)
         if server is not None:  # the ranks were ended with it, and have nothing to tell
             return OutsideView(oom, node_told=kernel.node, server_told=tuple(kernel.processes.get(server, ())))
         if hung:
@@ -334,7 +338,34 @@ class Witness:
             + ((logs[rank],) if rank in logs else ())
             for rank, known in pids.items()
         }
-        return OutsideView(oom, told, kernel.node, own_findings(self._marked) if unclear else None)
+        own = own_findings(self._marked) if unclear else None
+        return OutsideView(
+            oom,
+            told,
+            kernel.node,
+            own,
+            stacks=self._stacks([end for end in first_gone if not end.ended_by_us], traces, files),
+        )
+
+    def _stacks(
+        self, ends: Sequence[RankExit], traces: Mapping[int, RankTrace], files: Mapping[int, Sequence[str]]
+    ) -> dict[int, str]:
+        """Return the stacks of ranks that died of a signal and left none to us: the program has `faulthandler` itself.
+
+        In what all ranks write into, it is told whose one is where one rank alone died so.
+        """
+        killed = [
+            end for end in ends if (end.exit_code or 0) < 0 and FATAL not in (traces[end.rank].stacks or "")
+        ]  # fmt: skip
+        found = {}
+        for end in killed:
+            texts = [_tail(name) for name in files.get(end.local_rank, ())]
+            if len(killed) == 1 and _own_size() is not None:
+                texts.append(_tail(_STANDARD_ERROR, self._marked.own_size))
+            dumps = [text[text.rfind(FATAL) :] for text in (t.decode(errors="replace") for t in texts) if FATAL in text]
+            if dumps:
+                found[end.rank] = dumps[-1]
+        return found
 
 
 def _is_unclear(end: RankExit, trace: RankTrace) -> bool:

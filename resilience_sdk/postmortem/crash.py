@@ -10,11 +10,27 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.attribution.exceptions import fingerprint
-from resilience_sdk.attribution.exits import PORT, Classification, classification, describe_exit, failed_resource
-from resilience_sdk.attribution.first_death import ABORT_AT_EXIT, VAGUE, Death, FirstDeath, find_first_death, weigh
+from resilience_sdk.attribution.exceptions import fingerprint, is_users_frame
+from resilience_sdk.attribution.exits import (
+    EXCLUDE_NODE,
+    PORT,
+    Classification,
+    classification,
+    describe_exit,
+    failed_resource,
+)
+from resilience_sdk.attribution.first_death import (
+    ABORT_AT_EXIT,
+    VAGUE,
+    Death,
+    FirstDeath,
+    find_first_death,
+    only_measured,
+    weigh,
+)
 from resilience_sdk.attribution.taxonomy import lookup
-from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
+from resilience_sdk.core.journal import Event
+from resilience_sdk.hang.evidence import crash_frames
 from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_words
 from resilience_sdk.incidents.record import in_short, ranks_words
 from resilience_sdk.postmortem.facts import (
@@ -28,6 +44,7 @@ from resilience_sdk.postmortem.facts import (
     ServerEnd,
 )
 from resilience_sdk.recorder.page_reader import RankSnapshot
+from resilience_sdk.system import hostinfo
 
 if TYPE_CHECKING:
     from resilience_sdk.attribution.diagnosis import LogFindings
@@ -39,6 +56,8 @@ _CURE_OF_PORT = (
 )
 _SURE_OF_ABORT = 0.9
 _SURE_OF_SERVER = 0.9
+_SURE_OF_WATCH = 0.9
+_NO_ANSWER = "has not returned within"  # of a call of the driver: the probe may have been short of processor time
 _SURE_OF_MEMORY = 0.8  # the counter is that of the whole job
 _MOST_FRAMES = 50
 _DIRECT_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
@@ -47,6 +66,50 @@ _SURELY_BEGUN_S = 60.0  # a script without a sign of progress may have been trai
 
 
 def first_death(facts: AttemptFacts) -> FirstDeath:
+    """Tell the culprits of the attempt from their victims, and what is to be done: nothing to a node by words alone.
+
+    Words count as far as something measured says the same: the kernel, a look at the node, or what the watch of its
+    health has seen while the job ran.
+    """
+    looked = (*(facts.look.found if facts.look is not None else ()), *_watched(facts))
+    seen = facts.look.seen if facts.look is not None else ""
+    return only_measured(_first_death(facts), looked, is_asked=_is_asked(facts), seen=seen)
+
+
+def blames_by_words(facts: AttemptFacts) -> bool:
+    """Tell whether the attempt would leave a node out for nothing but what a program says, so that a look is due."""
+    known = _first_death(facts).classification
+    return known.leaves_node_out and not known.measured and not _is_asked(facts) and not _watched(facts)
+
+
+def looked(text: str) -> Evidence:
+    """Return what a look at the node has found as evidence."""
+    return Evidence("look", text)
+
+
+def _is_asked(facts: AttemptFacts) -> bool:
+    requests = [trace.request for trace in facts.traces.values() if trace.request is not None]
+    return any(one.action == EXCLUDE_NODE for one in requests)
+
+
+def _watched(facts: AttemptFacts) -> tuple[Classification, ...]:
+    """Return what the watch has measured on this node in this attempt that leaves a node out."""
+    found = []
+    for event in facts.told_of(Event.HEALTH):
+        cause, here = event.get("cause"), event.get("host") == hostinfo.host_name()
+        timed_out = _NO_ANSWER in str(event.get("why"))
+        if not here or timed_out or event.get("status") != "failed":
+            continue
+        if isinstance(cause, str) and lookup(cause).cause == cause:
+            known = classification(
+                cause, _SURE_OF_WATCH, looked(f"{event.get('what')}: {event.get('why')}"), measured=True
+            )
+            if known.leaves_node_out:
+                found.append(known)
+    return tuple(found)
+
+
+def _first_death(facts: AttemptFacts) -> FirstDeath:
     """Tell the culprits of the attempt from their victims.
 
     An exception dates from when it was raised, not from when its process was gone: teardown can take longer
@@ -127,12 +190,23 @@ def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
         resource=None if is_our_port else resource,
         requested=_requested(facts, first),
         reached=_reached(page for page in snapshots if page is not None),
+        lines=users_lines(_culprit(rank, facts) for rank in first.culprits),
     )
 
 
+def users_lines(culprits: Iterable[Culprit]) -> tuple[str, ...]:
+    """Return the program's innermost line of each of these ranks, each once."""
+    found = (next(filter(is_users_frame, culprit.stack), None) for culprit in culprits)
+    return tuple(sorted({line for line in found if line is not None}))
+
+
 def _reached(pages: Iterable[RankSnapshot]) -> int | None:
-    """Return how many steps the rank with the fewest has completed: of the training, or of this attempt."""
-    done = [page.beats if page.completed_steps is None else page.completed_steps for page in pages if page.beats]
+    """Return how many steps the rank with the fewest has completed: of the training, or of this attempt.
+
+    Where collectives stand in for steps they are sampled: how many were seen is not the same in two equal attempts.
+    """
+    counted = [page for page in pages if page.beats and page.beat_source != "collectives"]
+    done = [page.beats if page.completed_steps is None else page.completed_steps for page in counted]
     return min(done, default=None)
 
 
@@ -273,7 +347,7 @@ def _culprit(rank: int, facts: AttemptFacts) -> Culprit:
     frames = exception.get("frames")
     stack = tuple(str(frame) for frame in frames[:_MOST_FRAMES]) if isinstance(frames, list) else ()
     if not stack and trace is not None and trace.stacks:  # written by the handler of the signal that it died of
-        stack = main_frames(parse_faulthandler(trace.stacks))[:_MOST_FRAMES]
+        stack = crash_frames(trace.stacks)[:_MOST_FRAMES]
     section = None if page is None else page.main_lane.section
     node = next((peer.name for peer in facts.peers if rank in peer.ranks), facts.node)
     step, is_global = (None, None) if page is None else (page.step, page.step_is_global)

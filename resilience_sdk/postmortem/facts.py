@@ -104,6 +104,7 @@ class AttemptEnd:
     resource: Resource | None = None  # what has to work again before another attempt makes sense
     requested: EndingRequest | None = None  # what a rank of this node wants done in the place of a restart
     reached: int | None = None  # how many steps the rank with the fewest had completed, None where none tells
+    lines: Sequence[str] = ()  # the program's own lines at which the culprits were, where that is known
 
     @property
     def made_checkpoint(self) -> bool:
@@ -244,6 +245,16 @@ def written_ns(path: Path) -> int | None:
 
 
 @attrs.frozen
+class NodeLook:
+    """What a look at this node has found after the attempt, which words of a program had started."""
+
+    found: tuple[Classification, ...]
+    """What leaves it out."""
+    seen: str
+    """What was looked at, in words."""
+
+
+@attrs.frozen
 class AttemptFacts:
     """Everything that is known when an attempt is over. `ending_ns`: when we began to end it, monotonic."""
 
@@ -270,6 +281,7 @@ class AttemptFacts:
     told: Mapping[int, Sequence[Classification]] = attrs.field(factory=dict)  # by rank: its log, the kernel
     node_told: Sequence[Classification] = ()  # what the kernel says of no process
     job_told: LogFindings | None = None  # the log that all ranks write into
+    look: NodeLook | None = None  # None where nobody has looked
     own_port: int | None = None  # of the ranks' store, where our launcher has picked it
     asked: Collection[int] = ()  # ranks that died of a signal by which somebody asked them to leave
     terminal_closed: bool = False  # the launcher's, by which the user interrupted the job

@@ -28,6 +28,7 @@ from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.hang.culprit import MISMATCH
 from resilience_sdk.incidents import STALL, Evidence, Incident, IncidentStore, standing_words
 from resilience_sdk.postmortem import crash
 from resilience_sdk.postmortem.collect import (
@@ -81,6 +82,7 @@ def _of_hang(end: AttemptEnd, hang: Incident) -> AttemptEnd:
         cause=hang.cause or end.cause,
         action=hang.action or end.action,
         confidence=hang.confidence or 0.0,
+        lines=crash.users_lines(hang.culprits) or end.lines,
     )
 
 
@@ -291,15 +293,27 @@ class Reporter:
         now, before = time.time(), None
         latency = None if ended.first_ns is None else max(0.0, (time.monotonic_ns() - ended.first_ns) / 1e9)
         incident = crash.crash_incident(facts, first, now, latency)
-        if not first.culprits or end.cause in FROM_OUTSIDE:
-            hang = self._standing(facts, headline, None if latency is None else now - latency)
+        died_at = None if latency is None else now - latency
+        if not first.culprits or end.cause in FROM_OUTSIDE or self._library_gave_up(ended, died_at):
+            hang = self._standing(facts, headline, died_at)
             if hang is not None:
                 words, before = standing_words(hang), hang.id
                 first_told = (Evidence(STALL, words), *incident.evidence)
                 incident = attrs.evolve(incident, action=hang.action, evidence=first_told)
+                if hang.cause == MISMATCH:  # proven, and the time-out of the library only followed from it
+                    incident = attrs.evolve(
+                        incident, category=hang.category, cause=hang.cause, confidence=hang.confidence
+                    )
                 end, headline = attrs.evolve(_of_hang(end, hang), stood=words), f"{words}; then {headline}"
         written = record(self._store, self._journal, "crash", incident, facts).id
         return self._tell_crash(attrs.evolve(ended, end=end), headline, written, before)
+
+    def _library_gave_up(self, ended: _Ended, at: float | None) -> bool:
+        """Tell whether ranks aborted that were proven to wait for one another in vain: what they died of is that."""
+        if ended.end.cause != "rank_abort":
+            return False
+        stood = self._find_standing(ended.facts, _began_to_end(ended.facts) if at is None else at)
+        return stood is not None and stood.cause == MISMATCH
 
     def _tell_crash(
         self, ended: _Ended, headline: str, incident: str | None, before: str | None = None
@@ -326,7 +340,8 @@ class Reporter:
         if known.cause != cause:
             self._correct(incident_id, known)
         elif found is not None and found.action:
-            end = attrs.evolve(end, action=found.action, category=found.category or "hang")
+            lines = crash.users_lines(found.culprits)
+            end = attrs.evolve(end, action=found.action, category=found.category or "hang", lines=lines)
         end = attrs.evolve(end, free=told_end.free, final=told_end.final)
         if told_end.final is not None and known.cause == cause:
             with contextlib.suppress(KeyError, OSError):

@@ -33,7 +33,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.numerics.recording import AttemptPlace
 from resilience_sdk.preemption import listener as preemption
 from resilience_sdk.preemption.context import PreemptionContext
-from resilience_sdk.rank import exceptions, optimizer_hook
+from resilience_sdk.rank import crash_dumps, exceptions, optimizer_hook
 from resilience_sdk.rank import preemption as stopping
 from resilience_sdk.rank.exceptions import write_error_file
 from resilience_sdk.rank.held import ExitTeller, call_at_shutdown
@@ -76,6 +76,12 @@ class Session:
 
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
+
+    def keep_timeouts(self) -> None:
+        """Have the monitor learn no deadline from this rank: what is set holds, else the defaults."""
+
+    def use_nvrx_words(self) -> None:
+        """Have the lines of NVRx and torchrun, for which its users search, printed beside ours."""
 
     def ask_launcher(self, action: str, reason: str, advice: str = "") -> bool:
         """Ask the launcher to do that in the place of a restart, see `EndingRequest`; tell whether it will hear of it.
@@ -408,6 +414,14 @@ class WatchedSession(Session):
         """Wait until the monitor has this process in view, so that it learns how that ends; tell whether it has."""
         return await_look(self.pages, self.page_since_ns, patience_s, lambda: self._has_no_monitor)
 
+    def keep_timeouts(self) -> None:
+        """Have the monitor learn no deadline from this rank: what is set holds, else the defaults."""
+        self.page.set_flag(at.FLAG_KEEPS_TIMEOUTS)
+
+    def use_nvrx_words(self) -> None:
+        """Have the lines of NVRx and torchrun, for which its users search, printed beside ours."""
+        self.page.set_flag(at.FLAG_NVRX_WORDS)
+
     def leave_with(self, code: int) -> None:
         """Note the exit code that the script leaves with: what ends the process after it may change that."""
         self.page.words[at.W_EXIT_CODE] = code
@@ -475,10 +489,12 @@ class WatchedSession(Session):
         return page
 
     def _register_dumps(self) -> int | None:
-        """Install the handlers that write a stack in C: of the main thread on the dump signal, hung or not; of the
-        thread that crashes on a fatal signal (SIGSEGV, SIGBUS, SIGABRT, ...), unless the user has that already.
+        """Install the handlers that write stacks in C: of the main thread on the dump signal, hung or not; of all on
+        a fatal signal (SIGSEGV, SIGBUS, SIGABRT, ...), unless the user has that already, or has it later.
 
-        Not those of other threads: reading the frames of a thread that runs ends the process now and then.
+        On the dump signal not those of other threads: reading the frames of a thread that runs ends the process now and
+        then. A process that dies has nothing to lose, and the thread that ends it is often a library's in C (gloo, the
+        watchdog of NCCL), which has no frames: the line that called the library stands in the main thread.
         """
         number = self.settings.dump_signal
         if not number or not hasattr(faulthandler, "register"):
@@ -486,9 +502,13 @@ class WatchedSession(Session):
         file = self._open_dumps(os.O_EXCL)
         faulthandler.register(number, file=file, all_threads=False, chain=False)
         if self._catches_crashes or not faulthandler.is_enabled():
-            faulthandler.enable(file=file, all_threads=False)  # the process still dies of that signal
+            crash_dumps.enable(file, self._leave_crashes)
             self._catches_crashes = True
         return file
+
+    def _leave_crashes(self) -> None:
+        """Note that the program has switched faulthandler on itself: from now on it is the program's."""
+        self._catches_crashes = False
 
     def _open_dumps(self, how: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | how
@@ -501,7 +521,7 @@ class WatchedSession(Session):
             self._dumps = self._open_dumps(os.O_APPEND)
             faulthandler.register(self.settings.dump_signal, file=self._dumps, all_threads=False, chain=False)
             if self._catches_crashes:
-                faulthandler.enable(file=self._dumps, all_threads=False)
+                crash_dumps.enable(self._dumps, self._leave_crashes)
         if console.say_once(
             "descriptors",
             "this program has closed descriptors of the SDK (os.closerange?): they were opened again, and training "

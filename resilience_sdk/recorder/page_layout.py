@@ -70,6 +70,8 @@ FLAG_DECLARED = 2  # user code uses the SDK, so a first beat is to be expected
 FLAG_DONE = 4  # heartbeat.done(): no more deadlines
 FLAG_DUMPS = 8  # the stack-dump handler is installed
 FLAG_GROUP_LEFT = 32  # torch's process group was still there when the script had ended: nobody has destroyed it
+FLAG_KEEPS_TIMEOUTS = 64  # the program wants none to be learned: `calculate_timeouts=False`
+FLAG_NVRX_WORDS = 128  # the program is written for NVRx: the lines that its users search for stand beside ours
 FLAG_TRAINS = 16  # an optimizer of torch was made here: a training, whether its code uses the SDK or not
 
 # Beyond all numbers of signals.

@@ -91,6 +91,10 @@ class RankSnapshot:
     lanes: tuple[LaneView, ...]
     resumed_ns: int | None = None
     """When the last pause ended."""
+    learns: bool = True
+    """Whether deadlines are to be learned from it."""
+    nvrx_words: bool = False
+    """Whether the program is written for NVRx, so that its lines stand beside ours."""
     trains: bool = False
     """Whether an optimizer of torch was made; with neither this nor `declared` it may be any program."""
     script_exit_code: int | None = None
@@ -346,6 +350,8 @@ class PageReader:
             lost=q[at.W_LOST],
             lanes=lanes,
             resumed_ns=q[at.W_RESUMED_NS] or None,
+            learns=not flags & at.FLAG_KEEPS_TIMEOUTS,
+            nvrx_words=bool(flags & at.FLAG_NVRX_WORDS),
             trains=bool(flags & at.FLAG_TRAINS),
             script_exit_code=q[at.W_EXIT_CODE] if self._has_left(q) else None,
             group_left=bool(flags & at.FLAG_GROUP_LEFT),

@@ -241,12 +241,13 @@ def _tiles(goodput: Mapping[str, Any]) -> list[Tile]:
         if high is not None
         else f"at least {scales.spoken(low)}"
     )
-    faults = goodput.get("faults")
+    faults, injected = goodput.get("faults"), goodput.get("injected")
+    left_out = f"{injected} injected, not counted" if injected else ""
     bound = "at most: lost steps are not counted" if _lost(goodput)[0] == "unknown" else ""
     return [
         Tile("Goodput", scales.percent(goodput.get("goodput")), bound, meanings.get("goodput", "")),
         Tile("ETTR", scales.percent(goodput.get("ettr")), bound, meanings.get("ettr", "")),
-        Tile("Faults", "-" if faults is None else str(faults), "", "crashes and hangs; a preemption is none"),
+        Tile("Faults", "-" if faults is None else str(faults), left_out, "crashes and hangs; a preemption is none"),
         Tile("MTTF", scales.spoken(goodput.get("mttf_s")), between, meanings.get("mttf_s", "")),
         Tile("MTTR", scales.spoken(goodput.get("mttr_s")), "", meanings.get("mttr_s", "")),
         Tile("Lost steps", *_lost(goodput), "steps done again, over all attempts"),

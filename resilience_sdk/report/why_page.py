@@ -85,6 +85,8 @@ _FINAL = ("stop", "none")
 _DETAILS = frozenset(("proc", "kernel", "rule", "deadline", "cpu", "stack", "flight", "order", "exit"))
 _OF_A_STOP = frozenset(("notice", "hindrance"))
 _EXCEPTION = "exception"
+_LOGS = ("log of rank", "the launcher's standard error")
+_WHAT = re.compile(r"^what\(\):\s*")  # as C++ begins the words of an exception that nobody has caught
 _VICTIMS = {
     "crash": ("went down with it", "went down with them"),
     "hang": ("waited for it", "waited for them"),
@@ -352,7 +354,22 @@ def _findings(incident: Incident, stood: str | None, notices: Sequence[str]) -> 
         # Who died first says something only of a death of which neither words nor a signal are told.
         told = any(e.source == _EXCEPTION for e in incident.evidence) or _tells_signal(incident)
         rest = rest if told and first[0].source in ("order", "exit") else [first[0], *rest]
-    return rest[:_MOST_EVIDENCE]
+    return _first_of_logs(rest, incident)[:_MOST_EVIDENCE]
+
+
+def _first_of_logs(evidence: Sequence[Evidence], incident: Incident) -> list[Evidence]:
+    """Return the evidence with one quotation of what programs printed: the first, which decided.
+
+    And none where an exception says it. What a library prints is long, and its peers print what follows from it.
+    """
+    quoted = [one for one in evidence if one.source.startswith(_LOGS)]
+    raised = any(one.source == _EXCEPTION for one in incident.evidence)
+    kept = [] if raised else quoted[:1]
+    return [_as_words(one) if one in kept else one for one in evidence if one not in quoted or one in kept]
+
+
+def _as_words(quoted: Evidence) -> Evidence:
+    return Evidence(quoted.source, f'printed was "{_WHAT.sub("", quoted.text.strip())}"')
 
 
 def _tells_signal(incident: Incident) -> bool:

@@ -43,6 +43,17 @@ def pid_namespace() -> str:
         return ""
 
 
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a number that Linux gives it for good (PROC_PID_INIT_INO)
+
+
+def kernel_counts_as_we_do() -> bool:
+    """Tell whether the numbers of processes in the kernel's log are those that this process knows.
+
+    In a container they are not: a number there may by chance be that of another process here.
+    """
+    return pid_namespace() == _INITIAL_PID_NAMESPACE
+
+
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat from the state on (field 3 of proc(5)), or an empty list."""
     try:

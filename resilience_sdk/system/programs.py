@@ -52,6 +52,7 @@ EXPORTER = Program("from resilience_sdk.telemetry.__main__ import main; os._exit
 WATCH = Program("from resilience_sdk.health.watch import main; main()")
 PROBE = Program("from resilience_sdk.health.probe_main import main; main()", isolated=True)
 PREFLIGHT = Program("from resilience_sdk.health.checkup import main; sys.exit(main())")
+NODE_LOOK = Program("from resilience_sdk.health.node_look import main; sys.exit(main())")
 PAIRWISE_PREFLIGHT = Program("from resilience_sdk.health.pairwise import main; sys.exit(main())")
 PLACE_PROBE = Program(
     "from resilience_sdk.system.place_probe import main; sys.exit(main(sys.argv[1]))", isolated=True, libraries=()

@@ -1,8 +1,13 @@
 """Ranks and launchers die: who went first is named, the job goes on or ends as it should, nothing is left."""
 
 import contextlib
+import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 from accounts import account_of
@@ -81,6 +86,33 @@ def test_an_incident_tells_that_its_fault_was_injected(died, way):
     assert note.endswith(f", which struck rank {rank} at step {step}")
     (event,) = run.events("fault_injected", attempt=WAYS.index(way))
     assert (event["rank"], event["step"]) == (rank, step)
+
+
+def asked(*words):
+    """What a command prints as JSON."""
+    command = [sys.executable, "-m", "resilience_sdk", *map(str, words), "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["told", "of-an-older-version"])
+def test_injected_faults_count_nowhere(died, tmp_path, is_old):
+    """Six deaths by hand: no fault of the run, no failure of the fleet, no suspect; nor where incidents do not tell."""
+    run_dir = tmp_path / "copy"
+    shutil.copytree(died[0].run_dir, run_dir)
+    if is_old:
+        for path in (run_dir / "journal").glob("*.jsonl"):
+            path.write_text(re.sub(r'"injected":(true|false),', "", path.read_text()))
+    account = asked("goodput", run_dir)
+    assert (account["faults"], account["injected"], account["mttf_s"]) == (0, len(WAYS), None)
+    assert account["mttr_s"] > 0
+    database = ("--db", tmp_path / "history.db")
+    subprocess.run(
+        [sys.executable, "-m", "resilience_sdk", "history", "index", run_dir, *map(str, database)], check=True
+    )
+    found = asked("history", *database)
+    assert (found["causes"], found["mttf_by_cause"], found["mttf"][-1]["failures"]) == ([], [], 0)
+    assert found["totals"]["injected"] == len(WAYS)
+    assert not [node for node in asked("nodes", *database)["nodes"] if node["failures"] or node["suspect"]]
 
 
 def test_all_ranks_killed(died):

@@ -2,6 +2,7 @@
 
 import pytest
 from straggler_runs import RANKS
+from stub_driver import StubDriver
 from two_launchers import two_launchers
 
 pytestmark = pytest.mark.slow  # two launchers, started twice
@@ -23,10 +24,17 @@ def break_rank(nodes, told, on):
     return rank
 
 
-def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path):
+@pytest.fixture
+def broken(stub_library, tmp_path):
+    """The environment of nodes whose driver has counted errors in memory: the words of a rank take no node out."""
+    driver = StubDriver(stub_library, tmp_path / "state")
+    return driver.changed({"gpus": 1, "0.ecc_uncorrected": 2, "0.field.230": 4}).environment
+
+
+def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path, broken):
     """That node's launcher ends with 76 and says why; the other one resumes alone, and its outcome is the job's."""
     told = tmp_path / "told"
-    with two_nodes(tmp_path, "nodes_training.py") as nodes:
+    with two_nodes(tmp_path, "nodes_training.py", **broken) as nodes:
         stays, leaves = nodes
         rank = break_rank(nodes, told, on=1)
         assert leaves.finish() == 76, leaves.screen
@@ -45,9 +53,9 @@ def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path):
 
 
 @pytest.mark.parametrize(("nnodes", "store_on"), [("2", 0), ("1:2", 1)], ids=["no-node-to-spare", "has-the-store"])
-def test_a_job_that_cannot_do_without_the_node_ends_on_all(tmp_path, nnodes, store_on):
+def test_a_job_that_cannot_do_without_the_node_ends_on_all(tmp_path, broken, nnodes, store_on):
     """Too few nodes would be left, or the store goes with that node: all end with 76, at once."""
-    with two_nodes(tmp_path, "nodes_training.py", nnodes=nnodes, store_on=store_on) as nodes:
+    with two_nodes(tmp_path, "nodes_training.py", nnodes=nnodes, store_on=store_on, **broken) as nodes:
         break_rank(nodes, tmp_path / "told", on=1)
         assert [run.finish() for run in nodes] == [76, 76], "\n".join(run.screen for run in nodes)
     outcome = nodes[0].outcome()

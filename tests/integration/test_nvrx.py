@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,11 @@ def test_a_hang_between_heartbeats_is_ended_and_timeouts_are_kept_over_jobs(tmp_
         [hang] = run.incidents()
         assert (hang["kind"], [each["rank"] for each in hang["culprits"]]) == ("hang", [1])
         assert "--ft-rank-heartbeat-timeout=2 became heartbeat_timeout=2" in run.screen
+        # What users of the original search their logs for stands beside our lines.
+        assert re.search(r"rank 1: Did not get subsequent heartbeat\. Waited \d+\.\d\d seconds\.$", run.screen, re.M)
+        pids = {e["pid"] for e in run.events("rank_start", attempt=0)}
+        closed = {int(pid) for pid in re.findall(r"Sending process (\d+) closing signal SIGTERM", run.screen)}
+        assert closed & pids
     first = [told(tmp_path, f"heartbeats-{rank}") for rank in (0, 1)]
     assert first[0]["state"] == first[1]["state"]
     assert first[0]["timeouts"]["were_calculated"]

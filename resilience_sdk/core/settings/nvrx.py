@@ -78,7 +78,7 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
 KEYS = (*TRANSLATED, *WITHOUT_COUNTERPART)
 OF_FRAMEWORKS: Mapping[str, str] = {
     "restart_policy": "any-failed is what is done anyway",
-    "calculate_timeouts": "timeouts are learned in any case, and calculated where a callback or a client asks for it",
+    "calculate_timeouts": "it is the callback's: timeouts are learned unless it is False there, or a client sets them",
     "max_rank_restarts": "restarts are the option --max-restarts of the launcher",
     "max_subsequent_job_failures": "`resilience supervise --max-job-retries` starts a job again",
     "additional_ft_launcher_args": "options of the launcher are read from its command line",

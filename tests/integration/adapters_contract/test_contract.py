@@ -342,6 +342,6 @@ def test_its_time_is_accounted_for(background):
         output_of(background.run.folder, "-m", "resilience_sdk", "goodput", background.run.run_dir, "--json")
     )
     assert sum(account["buckets"].values()) == pytest.approx(account["wall_s"], rel=0.01)
-    assert account["faults"] == 1
+    assert (account["faults"], account["injected"], account["mttf_s"]) == (0, 1, None)  # nothing failed by itself
     assert account["lost_steps"] in range(1, KILLED_AT - SAVE_OFTEN + 2)
     assert account["buckets"]["startup"] > 0.0

@@ -1,16 +1,20 @@
-"""Two ranks whose program does not match: rank 1 has fewer batches, or rank 0 alone evaluates. `mismatching.py HOW`."""
+"""Two ranks whose program does not match. `mismatching.py HOW`.
 
+`uneven`: rank 1 has fewer batches, and the ranks stand still. `times_out`: the same, where the library gives up before
+anybody else does. `evaluates`: rank 0 alone evaluates, and gloo aborts. `unseen`: in a loop without an optimizer.
+"""
+
+import datetime
 import sys
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+how = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6 if how == "times_out" else 1800))
 rank = dist.get_rank()
-model = DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), 1e-2)
 
 
 def evaluate():
@@ -20,12 +24,23 @@ def evaluate():
     return total.item() / dist.get_world_size()
 
 
-for step in range(40 - 20 * rank if sys.argv[1] == "uneven" else 40):
-    loss = model(torch.randn(16, 8)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if sys.argv[1] == "evaluates" and step == 25 and rank == 0:
-        evaluate()
+def train(steps):
+    """Train that many steps."""
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(steps):
+        loss = model(torch.randn(16, 8)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if how == "evaluates" and step == 25 and rank == 0:
+            evaluate()
+
+
+if how == "unseen":
+    for _ in range(40 - 20 * rank):
+        dist.all_reduce(torch.ones(3))
+else:
+    train(40 - 20 * rank if how in ("uneven", "times_out") else 40)
 dist.barrier()
 dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """NVIDIA's callbacks of fault tolerance: their parameters, their words, and the three sections. No fit is made here."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -99,6 +100,42 @@ def test_timeouts_are_shown_as_the_original_shows_them():
     assert heartbeat_timeouts(book) == "HeartbeatTimeouts(initial=500.00, subsequent=50.00, were_calculated=True)"
     assert "'step': 40.0" in section_timeouts(book)
     assert "calculated_sections=['step']" in section_timeouts(book)
+
+
+def test_without_calculated_timeouts_none_is_learned():
+    """Also none of before counts: what is set holds, else the defaults, and the file says so."""
+    book = LearnedTimeouts(Settings(section_timeouts={"step": 180}), script="train.py")
+    book.add("step", "heartbeat", [0.1, *[10.0] * 100], first=True)
+    book.add_out_of_section([2.0])
+    book.keep()
+    book.add("step", "heartbeat", [10.0] * 100)
+    book.add("checkpointing", "io", [10.0] * 100)
+    book.add_out_of_section([2.0])
+    book.survive("step", "heartbeat", 50.0)
+    assert book.double("step") is None
+    for _ in range(8):
+        book.add_startup(100.0)
+        book.begin_attempt()
+    assert heartbeat_timeouts(LearnedTimeouts(Settings())) == (
+        "HeartbeatTimeouts(initial=3600.00, subsequent=600.00, were_calculated=False)"
+    )
+    assert book.startup_limit().seconds == 3600
+    assert book.out_of_section_limit().seconds == 1800
+    assert book.step_limit("train").seconds == 600
+    assert "'step': 180" in section_timeouts(book)
+    assert "calculated_sections=[]" in section_timeouts(book)
+    (job,) = book.to_json()["jobs"]
+    assert (job["learns"], job["entries"]) == (False, {})
+
+
+def test_no_trainer_of_lightning_2_takes_resume_from_checkpoint():
+    """As documented: the guides of NVIDIA name it, and what resumes there is `fit(ckpt_path=...)`."""
+    require("lightning.pytorch", "lightning")
+    import lightning.pytorch as pl
+
+    with pytest.raises(TypeError, match="resume_from_checkpoint"):
+        pl.Trainer(resume_from_checkpoint=True)
+    assert "ckpt_path" in inspect.signature(pl.Trainer.fit).parameters
 
 
 def test_a_fault_may_be_a_mapping():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.diagnosis import MOST_BYTES, read_kernel, read_tail
+from resilience_sdk.attribution.diagnosis import MOST_BYTES, KernelFindings, read_kernel, read_tail
 
 TERMINATE = (
     b"terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: an illegal memory access\n"
@@ -63,3 +63,25 @@ def test_a_line_that_names_nobody_makes_no_kill_of_ours():
     assert read_kernel(lines, [5], oom_seen=None).node == ()
     assert read_kernel(lines, [5], oom_seen=False).node == ()
     assert list(read_kernel(lines, [71], oom_seen=None).processes) == [71]
+
+
+OF_DEVICE = "NVRM: Xid (PCI:0000:17:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+OF_PROGRAM = "NVRM: Xid (PCI:0000:17:00): {}, pid={}, name=python, Ch 00000008, intr 00000000. MMU Fault"
+
+
+def test_an_xid_of_a_program_is_of_the_rank_of_that_process_alone():
+    """Of another process it is nobody's here: neighbours on a shared machine have bugs of their own."""
+    for number in (13, 31):
+        assert read_kernel([OF_PROGRAM.format(number, 4711)], [71], oom_seen=None) == KernelFindings()
+        found = read_kernel([OF_PROGRAM.format(number, 71)], [71, 72], oom_seen=None)
+        assert (list(found.processes), found.node) == ([71], ())
+    for number in (43, 45):  # what follows from another one
+        assert read_kernel([OF_PROGRAM.format(number, 71)], [71], oom_seen=None) == KernelFindings()
+
+
+def test_an_xid_of_a_device_concerns_every_rank_whomever_it_names():
+    """The driver names the process that it met; what the GPU is, it is for all."""
+    for pids in ([71], [4711, 71]):
+        found = read_kernel([OF_DEVICE], pids, oom_seen=None)
+        assert [told.cause for told in found.node] == ["gpu_fell_off_bus"]
+        assert all(told.measured for told in found.node)

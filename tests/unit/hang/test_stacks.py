@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from resilience_sdk.hang.evidence import busy_with, is_in_collective, main_frames, parse_faulthandler
+from resilience_sdk.hang.evidence import busy_with, crash_frames, is_in_collective, main_frames, parse_faulthandler
 
 SITE = "/opt/venv/lib/python3.11/site-packages/torch"
 DUMP = f"""\
@@ -184,3 +184,35 @@ def test_a_prompt_inside_the_program(tmp_path):
     assert busy_with(main_frames(parse_faulthandler(run.stdout))) == "prompt"
     assert busy_with(["/x/_pydevd_bundle/pydevd_frame.py:9 do_wait_suspend", "/app/t.py:1 f"]) == "prompt"
     assert busy_with(["/app/cmd.py:1 run"]) is None
+
+
+ABORTING = """
+import ctypes, faulthandler, sys, threading
+faulthandler.enable(all_threads=True)
+libc = ctypes.CDLL(None)
+abort = ctypes.cast(libc.abort, ctypes.c_void_p)
+def worker():
+    libc.abort()
+def wait_for_library():
+    if sys.argv[1] == "main":
+        libc.abort()
+    if sys.argv[1] == "python":
+        threading.Thread(target=worker).start()
+    if sys.argv[1] == "library":
+        libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, abort, None)
+    threading.Event().wait()
+wait_for_library()
+"""
+
+
+@pytest.mark.parametrize(
+    ("thread", "function"), [("main", "wait_for_library"), ("python", "worker"), ("library", "wait_for_library")]
+)
+def test_a_crash_is_told_by_the_thread_that_died_or_else_by_the_main_one(thread, function):
+    """A thread of a library's own has no frames; what was asked for before the signal is no stack of the crash."""
+    done = subprocess.run([sys.executable, "-c", ABORTING, thread], capture_output=True, text=True, check=False)
+    assert done.returncode == -6
+    earlier = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in earlier\n'
+    frames = crash_frames(earlier + done.stderr)
+    assert any(frame.endswith(f" {function}") for frame in frames), done.stderr
+    assert crash_frames(earlier) == ("/app/train.py:9 earlier",)

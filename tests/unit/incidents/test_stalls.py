@@ -41,6 +41,26 @@ def hang_at(at, *told, **facts):
     return None if found is None else found.hang(0, at, "SIGTERM to the launcher on n0")
 
 
+PROOF = {
+    "category": "user",
+    "cause": "user_collective_mismatch",
+    "confidence": 0.8,
+    "culprits": [0, 1],
+    "evidence": [{"source": "flight", "text": "at number 26 the ranks disagree"}],
+}
+
+
+def test_what_was_proven_while_it_stood_is_the_cause_however_it_was_ended():
+    """The library's time-out comes before any verdict; nothing of the proof fades with time, or is needed twice."""
+    both = [awaited(rank, "waiting", stack=IN_ALL_REDUCE) for rank in (0, 1)]
+    found = hang_at(142.0, {**stall(*both, waiting=()), "proof": PROOF}, stall(*both, t=141.5, waiting=()))
+    assert (found.category, found.cause, found.confidence) == ("user", "user_collective_mismatch", 0.8)
+    assert [culprit.rank for culprit in found.culprits] == [0, 1]
+    assert found.evidence[0].text == "at number 26 the ranks disagree"
+    for wrong in ({}, [], {**PROOF, "confidence": "sure"}, {**PROOF, "cause": None}):
+        assert hang_at(142.0, {**stall(*both, waiting=()), "proof": wrong}).cause == "network_partition"
+
+
 def test_a_stall_is_a_hang_with_who_where_how_long_and_who_ended_it():
     """The evidence begins with the stall, and the signal comes after it."""
     found = hang_at(150.0, stall(t=115.0), stall())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.launcher.preflight import answer_of
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+from resilience_sdk.launcher.task_programs import answer_of
 from resilience_sdk.system.programs import Program
 
 HEAD = "from resilience_sdk.health.checkup import read_task, tell; task = read_task(); "

@@ -156,6 +156,20 @@ def test_a_proven_bug_that_comes_again_at_its_step_stops_the_job():
     assert decide([code, attrs.evolve(code, error=attrs.evolve(ERROR, message="worse"))], 9).restarts
 
 
+def test_a_proven_bug_is_known_by_its_lines_where_no_steps_are_counted():
+    """A loop without an optimizer: the same lines of the program, and never none."""
+    bug = AttemptEnd(
+        0, EndedBy.RANKS, {0: 1, 1: 1}, category="user", cause="user_collective_mismatch", confidence=0.8,
+        lines=("train.py:20 <module>", "train.py:29 <module>"),
+    )  # fmt: skip
+    decision = decide([bug, CRASH, bug], 9)
+    assert (decision.verdict, decision.exit_code) == (JobVerdict.STOP, 77)
+    assert "twice at train.py:20 <module> and train.py:29 <module>" in decision.reason
+    for other in ({"lines": ("train.py:21 <module>",)}, {"lines": ()}, {"reached": 4}):
+        assert decide([bug, attrs.evolve(bug, **other)], 9).restarts
+    assert decide([attrs.evolve(bug, lines=())] * 2, 9).restarts
+
+
 @pytest.mark.parametrize("category", ["network", "storage", "hardware", "host"])
 def test_the_same_message_from_outside_the_program_is_no_user_error(category):
     """A disk that is full twice is retried: the program is not at fault."""
@@ -244,7 +258,8 @@ FREE = attrs.evolve(HANG, free=True)
 def test_a_free_ending_costs_nothing(history, budget):
     """The budget is the same after it, and what would have gone on before it goes on after it."""
     assert failures_since_progress([*history, FREE]) <= failures_since_progress([*history, HANG])
-    free_before = sum(end.free and end.ended_by in (EndedBy.HANG, EndedBy.SERVER) for end in history)
+    may_be_free = (EndedBy.HANG, EndedBy.SERVER)
+    free_before = sum(end.free and (end.ended_by in may_be_free or end.cause == "port_in_use") for end in history)
     if free_before < FREE_ENDINGS and failures_since_progress(history) <= budget:
         decision = decide([*history, FREE], budget)
         assert decision.restarts

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_layout import FLAG_KEEPS_TIMEOUTS
 from resilience_sdk.straggler import section
 
 
@@ -30,3 +32,23 @@ def test_time_on_the_gpu_has_no_deadline(recording, tmp_path):
     assert "gpu" not in learned
     (job,) = learner.book.to_json()["jobs"]
     assert max(job["entries"]["section:fwd"]["window"]) < 1.0
+
+
+def test_a_program_that_wants_no_timeouts_calculated_teaches_none(recording, tmp_path):
+    """`calculate_timeouts=False`: the defaults hold, also over what a job before has learned, and the file says so."""
+    path = tmp_path / "timeouts.json"
+    rank = SimpleNamespace(reader=recording.reader, stem=recording.page.path, snapshot=None)
+    for keeps in (False, True):
+        recording.page.set_flag(FLAG_KEEPS_TIMEOUTS, keeps)
+        for _ in range(3):
+            with section("fwd"):
+                pass
+        learner = Learner(path, Settings(timeout_floor=1), "train.py")
+        learner.begin_attempt(1, 1)
+        rank.snapshot = recording.snapshot()
+        assert learner.look(rank, time.monotonic_ns())  # others want to know of it all the same
+        learner.save()
+        (job,) = json.loads(path.read_text())["jobs"]
+        assert (job["learns"], "section:fwd" in job["entries"]) == (not keeps, not keeps)
+    assert learner.book.step_limit().seconds == 600
+    assert learner.book.startup_limit().seconds == 3600

@@ -1,10 +1,15 @@
 """The ends of logs of an attempt, from real files."""
 
 import os
+import subprocess
+import sys
+
+import pytest
 
 from resilience_sdk.postmortem import collect
 from resilience_sdk.postmortem.collect import OutsideView, Witness, look_safely
 from resilience_sdk.postmortem.facts import RankExit, RankTrace
+from resilience_sdk.system import hostinfo
 
 KILLED = "Memory cgroup out of memory: Killed process {} (python) total-vm:9kB, anon-rss:1kB\n"
 ILLEGAL = (
@@ -81,3 +86,28 @@ def test_a_failure_of_ours_costs_the_evidence_and_nothing_else():
     noted = []
     assert look_safely(lambda: 1 // 0, noted.append) == OutsideView()
     assert noted == ["ZeroDivisionError: integer division or modulo by zero"]
+
+
+COUNTS = "from resilience_sdk.system.hostinfo import kernel_counts_as_we_do; print(kernel_counts_as_we_do())"
+
+
+def test_numbers_of_a_container_are_not_those_of_the_kernels_log():
+    """There a process of somebody else's may have the number of a rank: nothing is held against it."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", COUNTS]
+    done = subprocess.run(inside, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no namespace can be made here: {done.stderr.strip()[:100]}")
+    assert done.stdout.strip() == "False"
+    assert hostinfo.kernel_counts_as_we_do() == (os.readlink("/proc/self/ns/pid") == "pid:[4026531836]")
+
+
+def test_stacks_of_a_program_that_has_faulthandler_itself_are_found_in_its_log(tmp_path):
+    """Of each rank in its own log; what an earlier signal has left to us comes first."""
+    dump = 'Fatal Python error: Aborted\n\nThread 0x07 (most recent call first):\n  File "train.py", line 9 in step\n'
+    (tmp_path / "err").write_text("step 1\n" + dump)
+    traces = {rank: RankTrace(rank, 100 + rank, None, None, None, None) for rank in range(3)}
+    traces[1] = RankTrace(1, 101, None, None, None, dump.replace("train.py", "ours.py"))
+    witness = Witness.begin(None)
+    seen = witness.look(exits(-6, -11, 3), traces, dict.fromkeys(range(3), (str(tmp_path / "err"),)), hung=False)
+    witness.close()
+    assert seen.stacks == {0: dump}

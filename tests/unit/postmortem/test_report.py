@@ -93,6 +93,7 @@ def test_bad_numbers_that_the_training_got_over_are_closed_when_it_ends_well(run
 def test_an_interrupted_job_says_what_is_lost(run_dir):
     """From the pages and the newest checkpoint, in the words of a preemption."""
     page = types.SimpleNamespace(
+        beat_source="heartbeat",
         step=41,
         step_is_global=True,
         beats=42,
