@@ -25,7 +25,7 @@ _INSTALLS = "python -m pip install"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 # How many of these there are depends on how busy the machine is: also the traceback of a rank whose peer has died,
 # which comes only where torch is faster than the launcher's signal.
-NOTICE = re.compile(r"resilience: (no progress for|went on after) |\[rank\d+\]:")
+NOTICE = re.compile(r"resilience: (no progress for|went on after|rank \d+ has not ended) |\[rank\d+\]:")
 # So does where the time went.
 _SUMMARY = re.compile(r"(?<=^resilience: )(time|worth a look): .*")
 _TIMEOUT_S = 200

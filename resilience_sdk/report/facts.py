@@ -201,6 +201,11 @@ class StackFacts:
     frames: tuple[str, ...]
     is_users: tuple[bool, ...]
 
+    @property
+    def line(self) -> str | None:
+        """The innermost frame of the user's own, which may stand below dozens of libraries'."""
+        return next((frame for frame, is_users in zip(self.frames, self.is_users, strict=True) if is_users), None)
+
 
 @attrs.frozen
 class IncidentFacts:

@@ -294,7 +294,15 @@ def _title(incident: Incident, told: _Told) -> str:
     if _told_stall(incident, told) is not None:
         leave_out.add(STALL)
     kept = tuple(e for e in incident.evidence if e.source not in leave_out)
-    return one_line(headline(attrs.evolve(incident, evidence=kept))).replace("`", "")
+    return _with_line(one_line(headline(attrs.evolve(incident, evidence=kept))).replace("`", ""), incident)
+
+
+def _with_line(title: str, incident: Incident) -> str:
+    """Return a headline with the user's own line that the culprit was at, where its stack tells and the words do not."""
+    stack = incident.culprits[0].stack if incident.culprits and incident.kind != "preemption" else ()
+    frame = next(filter(is_users_frame, stack), "")
+    line = one_line(frame.split(" ")[0].rpartition("/")[2])
+    return title if not line or line in title else f"{title.rstrip('.')}, at {line}."
 
 
 def _told_stall(incident: Incident, told: _Told) -> str | None:
@@ -499,7 +507,7 @@ def render(
 
 
 def _one_line_headline(incident: Incident) -> str:
-    return one_line(headline(incident)).replace("`", "")
+    return _with_line(one_line(headline(incident)).replace("`", ""), incident)
 
 
 def _culprit(culprit: Culprit) -> list[str]:

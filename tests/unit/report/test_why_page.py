@@ -336,3 +336,12 @@ def test_a_recovery_is_told_as_it_was(facts, ending, said):
     """Of a job that has ended, `not yet` is untrue; where nobody knows, nothing is claimed."""
     hang = attrs.evolve(HANG, action="restart")
     assert recovery_words(attrs.evolve(hang, **facts), None if ending is None else ENDINGS[ending]) == said
+
+
+def test_the_headline_ends_with_the_users_own_line():
+    """Not with a library's; and once, where the words of an exception have it already."""
+    hung = incident("hang", "hang_rank_stuck", stack=(*TORCH, *LOOP))
+    assert page([hung], JobEnding())[0].endswith("hang_rank_stuck (hang), at train.py:15.")
+    raised = crash("user_code_error", "ValueError: seen at train.py:15")
+    assert page([raised], JobEnding())[0].count("train.py:15") == 1
+    assert page([incident("hang", "hang_rank_stuck", stack=TORCH)], JobEnding())[0].endswith("hang_rank_stuck (hang).")
