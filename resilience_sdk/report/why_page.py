@@ -298,7 +298,7 @@ def _title(incident: Incident, told: _Told) -> str:
 
 
 def _with_line(title: str, incident: Incident) -> str:
-    """Return a headline with the user's own line that the culprit was at, where its stack tells and the words do not."""
+    """Return a headline with the culprit's line of the user's, where its stack has one."""
     stack = incident.culprits[0].stack if incident.culprits and incident.kind != "preemption" else ()
     frame = next(filter(is_users_frame, stack), "")
     line = one_line(frame.split(" ")[0].rpartition("/")[2])
