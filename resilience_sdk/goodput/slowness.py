@@ -25,7 +25,8 @@ _GPU_BUSY = 0.4
 _FIXED = 0.7
 _OUTSIDE = 0.3
 _SLOW_RANK = 0.1
-_ON_HOST = ("compute", "comm", "io", "idle")
+ON_HOST = ("compute", "comm", "io", "idle")
+"""The kinds of sections that take time of the thread that trains, one after the other."""
 _SAME = 0.5  # of the mean that the least rank has at least, for a thing to be that of all ranks
 
 
@@ -189,7 +190,7 @@ def _between(steps: StepTime) -> WhySlow | None:
     data = [s.share for s in steps.sections if is_data(s.name, s.kind)]
     known = sum(data) + sum(s.share for s in steps.sections if is_save(s.name, s.kind))
     # What all sections take beyond the time inside passes outside of it, and is known: an evaluation, say.
-    told = sum(section.share for section in steps.sections if section.kind in _ON_HOST)
+    told = sum(section.share for section in steps.sections if section.kind in ON_HOST)
     outside = 1.0 - inside - max(known, told - inside)
     if not inside or outside < _OUTSIDE:
         return None

@@ -21,7 +21,7 @@ from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import duration, one_line, when
 from resilience_sdk.goodput.buckets import Bucket
-from resilience_sdk.goodput.slowness import WhySlow, slowness_of, standing_of
+from resilience_sdk.goodput.slowness import ON_HOST, WhySlow, slowness_of, standing_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import Incident, IncidentStore, count_words, step_words
@@ -55,6 +55,7 @@ _MOST_VERDICTS = 100
 _MOST_SCORES = 40
 _MOST_WORST = 5
 _MOST_SHARES = 16
+_MIN_REST = 0.005
 _MOST_PROBLEMS = 50
 _T = TypeVar("_T")
 
@@ -165,11 +166,11 @@ def _figures(account: Summary | None) -> dict[str, Any]:
 
 
 def _shares(steps: StepTime) -> tuple[tuple[str, str, float, float, float], ...]:
-    return tuple(
-        (one_line(one.name), one.kind, one.share, one.least, one.most)
-        for one in steps.sections
-        if one.kind not in BEAT_KINDS
-    )[:_MOST_SHARES]
+    told = [one for one in steps.sections if one.kind not in BEAT_KINDS]
+    shares = [(one_line(one.name), one.kind, one.share, one.least, one.most) for one in told][:_MOST_SHARES]
+    # Sections within one another and those of the device make it more than all: then nothing is left over.
+    rest = 1.0 - sum(one.share for one in told if one.kind in ON_HOST)
+    return (*shares, *([("in no section", "", rest, rest, rest)] if told and rest >= _MIN_REST else []))
 
 
 def _script(events: Sequence[Mapping[str, Any]]) -> str | None:

@@ -190,7 +190,8 @@ def test_programs_are_not_told_a_number_that_nobody_counted(tmp_path: Path, is_g
         told.tell(Event.FIRST_BEAT, attempt=0, rank=rank, step=0, step_is_global=is_global)
     told.tell(Event.INCIDENT, attempt=0, action="restart", id="0001-crash", kind="crash")
     facts = read_run(told.run_dir)
-    assert (facts.goodput["faults"], facts.goodput["buckets"]["replayed"]) == (1, 0.0 if is_global else None)
+    # Two faults: nobody holds the directory any more, and no end was told.
+    assert (facts.goodput["faults"], facts.goodput["buckets"]["replayed"]) == (2, 0.0 if is_global else None)
 
 
 def test_the_second_job_of_a_directory_is_named(tmp_path: Path) -> None:
@@ -294,3 +295,15 @@ def test_the_headline_of_a_finished_job_says_so(tmp_path: Path, faults: int, why
     assert (headline.state, headline.next) == ("finished", None)
     assert headline.what.startswith("The job finished")
     assert headline.why == why if why is None else str(headline.why).startswith(why)
+
+
+@pytest.mark.parametrize(("share", "rest"), [(0.25, [0.75]), (0.998, [])])
+def test_what_a_step_takes_adds_up(tmp_path: Path, share: float, rest: list[float]) -> None:
+    """What lies in no section has a row of its own, unless next to nothing does."""
+    run = ToldFleetRun.make(tmp_path / "run", ["n0"], ranks_per_node=1)
+    run.start()
+    run.at += 10
+    section = {"name": "fwd", "kind": "compute", "share": share, "least": share, "most": share, "rank": 0}
+    run.tell("n0", Event.STEP_TIME, steps=100, wall_s=10.0, ranks=[0], sections=[section])
+    facts = checked(read_run(RunDirectory.open(run.path), now=run.at + 5))
+    assert [mean for name, _, mean, _, _ in facts.shares if name == "in no section"] == pytest.approx(rest)
