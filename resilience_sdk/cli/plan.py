@@ -158,7 +158,7 @@ def _measured(named: str) -> dict[str, float]:
         found["detect"] = sum(late_s) / len(late_s)
     if summary.mttr_s is not None:
         found["restart"] = summary.mttr_s
-    if summary.mttf_s is not None:
+    if summary.mttf_s:  # 0: it was killed before anything ran
         found["mttf"] = summary.mttf_s
     return found
 

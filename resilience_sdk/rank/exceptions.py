@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import socket
 import sys
 import sysconfig
 import threading
@@ -56,6 +57,8 @@ def describe(error: BaseException, step: int | None) -> dict[str, Any]:
     kind, message = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."), str(error)
     if (spawned := _raised_in_spawned(message)) is not None:
         kind, message = spawned
+    if (name := _unresolved(error)) is not None and name not in message:
+        message = f"{message}: host={name!r}"
     return {
         "type": kind,
         "message": redact_text(_message(message))[:_MAX_MESSAGE],
@@ -64,6 +67,16 @@ def describe(error: BaseException, step: int | None) -> dict[str, Any]:
         "step": step,
         "traceback": _shortened(text),
     }
+
+
+def _unresolved(error: BaseException) -> str | None:
+    """Return the name that an error of the resolver does not say, from the call that met it; None for other errors."""
+    if not isinstance(error, socket.gaierror):
+        return None
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_code.co_name == "getaddrinfo" and isinstance(name := frame.f_locals.get("host"), str):
+            return name
+    return None
 
 
 def write(path: Path, error: BaseException, step: int | None, **facts: Any) -> None:

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import multiprocessing
+import socket
 import sys
 import threading
 
@@ -12,6 +13,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from resilience_sdk.attribution.exceptions import match_exception
+from resilience_sdk.attribution.exits import failed_resource
 from resilience_sdk.launcher.attempt import exception_from_torch
 from resilience_sdk.rank.exceptions import chain_thread_hook, describe, write_error_file
 
@@ -152,3 +154,13 @@ def test_what_a_spawned_process_raised_is_told_as_it_is():
     assert told["message"].startswith("inner fails\nin two lines (in process 1 of torch.multiprocessing.spawn)")
     assert told["user_frame"].endswith(" _spawned")
     assert __file__ in told["user_frame"]
+
+
+def test_a_name_that_does_not_resolve_is_named():
+    """The resolver's own words leave it out, so nobody knew what to wait for."""
+    try:
+        socket.create_connection(("data.example.invalid", 80), timeout=5)
+    except socket.gaierror as error:
+        told = describe(error, 3)
+    assert told["message"].endswith(": host='data.example.invalid'")
+    assert failed_resource("dns_failure", [told["message"]]).name == "data.example.invalid"
