@@ -1,4 +1,4 @@
-"""Tier 2: one object resumes, beats, saves and stops; the loop stays a loop.
+"""One object resumes, beats, saves and stops; the loop stays a loop.
 
     resilience run --nproc-per-node 2 --run-dir runs/plane examples/full_run.py
     RESILIENCE_FAULT=kill:rank=1,step=70 resilience run ... (the same): restarted, and the same result

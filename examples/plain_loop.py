@@ -1,4 +1,4 @@
-"""Tier 1: the primitives alone, in any loop, under any launcher.
+"""The primitives alone, in any loop, under any launcher.
 
     python examples/plain_loop.py
     RESILIENCE_FAULT=hang:step=20 RESILIENCE_HEARTBEAT_TIMEOUT=2 python examples/plain_loop.py

@@ -1,4 +1,4 @@
-"""Tier 3: a script that knows nothing of the SDK.
+"""A script that knows nothing of the SDK.
 
     resilience run --nproc-per-node 2 examples/unchanged_ddp.py
     RESILIENCE_FAULT=kill:rank=1,step=30 resilience run ... (the same): rank 1 is named, and it starts over
