@@ -251,7 +251,8 @@ class Ledger:
     @property
     def fails_unseen(self) -> bool:
         """Whether the newest job has failed if it runs no more: it has told no end, and was not asked to leave."""
-        return self._has_launcher and self._runs and not self._is_leaving
+        is_well = self._phase in (RunPhase.STARTING, RunPhase.TRAINING)  # else a fault has been told
+        return self._has_launcher and is_well and not self._is_leaving
 
     @property
     def goes_on(self) -> bool:
@@ -347,7 +348,7 @@ class Ledger:
     def _end_job(self, at: float | None = None, *, is_fault: bool = False) -> None:
         """Another job begins: one that did not tell its end was over with its last sign of life, and failed."""
         if self._runs:
-            if is_fault and not self._is_leaving:
+            if is_fault and self.fails_unseen:
                 self.failures.add(f"end of job {self._job} in attempt {len(self.accounts)}")
             self._enter(RunPhase.WAITING, Bucket.IDLE, max(self._since, self._last if at is None else at))
 

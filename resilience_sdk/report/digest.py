@@ -3,7 +3,8 @@
 A fleet of 512 nodes tells some hundred times in an attempt what each of its ranks took of a step. As events that is
 gigabytes; as numbers in arrays it is some megabytes. So `progress`, `loss` and logged `metrics` become rows, of
 `step_time` and `progress` each file's newest one in an attempt stays an event (both tell sums, or where a run had come
-to), and all else is kept and sorted by time, for whoever follows a run through its events.
+to), so do some of `time_spent` (sums as well) over an attempt, and all else is kept and sorted by time, for whoever
+follows a run through its events.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _LOSSES = ("loss", "train_loss", "train/loss", "training_loss")
 _NORMS = ("grad_norm", "train/grad_norm")
 _SHARED = frozenset({"event", "host", "boot_id", "job", "what", "check", "status", "why"})
 _MOST_SHARED = 200
+_MOST_POINTS, _LEAST_POINTS, _POINTS_OF_ALL = 128, 8, 8192
+"""Of `time_spent`: in an attempt on a node, and over all files."""
 
 
 @attrs.define
@@ -164,9 +167,9 @@ def read_digest(directory: Path) -> JournalDigest:
 
     Raises OSError where the directory cannot be listed: a glob over such a one is silently empty.
     """
-    reading = _DigestReading()
     unreadable: list[str] = []
     names = sorted(name for name in os.listdir(directory) if name.endswith(".jsonl"))
+    reading = _DigestReading(max(_LEAST_POINTS, min(_MOST_POINTS, _POINTS_OF_ALL // max(1, len(names)))))
     for place, name in enumerate(names):
         doing("reading the journal: file", place + 1, len(names))
         try:
@@ -206,8 +209,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
 class _DigestReading:
     """A journal that is being read."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_points: int) -> None:
         self.events: list[dict[str, Any]] = []
+        self._most_points = most_points
+        self._points: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self.count = self.torn = self.misshapen = 0
         self.progress, self.losses, self.logged = ProgressRows(), LossRows(), LossRows()
         self._newest: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -229,6 +234,8 @@ class _DigestReading:
                 newest[name, str(event.get("job")), str(event.get("attempt"))] = event
             elif name == _STEP_TIME:
                 newest[name, str(event.get("job")), str(event.get("attempt"))] = event
+            elif name == _TIME_SPENT:
+                self._take_point(event)
             elif event.get("rank") in (0, None):
                 self._take_values(event)
 
@@ -236,6 +243,15 @@ class _DigestReading:
         """Keep what this file told last."""
         self.events += map(self._slim, self._newest.values())
         self._newest.clear()
+        self.events += (point for points in self._points.values() for point in points)
+        self._points.clear()
+
+    def _take_point(self, event: dict[str, Any]) -> None:
+        """Keep it, and of too many each second one and the newest."""
+        points = self._points.setdefault((str(event.get("job")), str(event.get("attempt"))), [])
+        points.append(self._slim(event))
+        if len(points) > self._most_points:
+            points[:-2] = points[:-2:2]
 
     def _take_values(self, event: Mapping[str, Any]) -> None:
         if event["event"] == Event.LOSS.value:
@@ -253,8 +269,8 @@ class _DigestReading:
         return {sys.intern(key): value for key, value in event.items()}
 
 
-_PROGRESS, _STEP_TIME = Event.PROGRESS.value, Event.STEP_TIME.value
-_REDUCED = frozenset({_PROGRESS, _STEP_TIME, Event.LOSS.value, Event.METRICS.value})
+_PROGRESS, _STEP_TIME, _TIME_SPENT = Event.PROGRESS.value, Event.STEP_TIME.value, Event.TIME_SPENT.value
+_REDUCED = frozenset({_PROGRESS, _STEP_TIME, _TIME_SPENT, Event.LOSS.value, Event.METRICS.value})
 
 
 def number(value: object) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,6 +16,7 @@ from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.rank_time import Doing, RankTime
 from resilience_sdk.goodput.summary import Summary, summarize
+from resilience_sdk.report.digest import read_digest
 from resilience_sdk.report.run_state import goodput_of
 
 BEGAN = 1000.0
@@ -188,6 +191,17 @@ def test_a_standstill_is_no_progress_once_it_is_over() -> None:
     for asked in (5.0, 7.0, 9.5):
         now = summary_of([event for event in events if event["t"] <= FIRST + asked], now=FIRST + asked)
         assert now.buckets[Bucket.PRODUCTIVE] == pytest.approx(2.2, abs=0.5), asked
+
+
+def test_a_long_attempt_is_read_from_some_of_its_points(tmp_path: Path) -> None:
+    """The newest is among them, and the account is that of all."""
+    events = [*started(), *monitored([*[Act("data", 0.1), STEP] * 1500], is_over=False)]
+    (tmp_path / "a-monitor-1.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    digest = read_digest(tmp_path)
+    kept = [event for event in digest.events if event["event"] == "time_spent"]
+    assert (len(kept) <= 128, kept[-1]["t"], digest.count) == (True, events[-1]["t"], len(events))
+    whole, some = summary_of(events), summary_of(list(digest.events))
+    assert of(some, "productive", "data") == pytest.approx(of(whole, "productive", "data"), abs=0.1)
 
 
 ACTS = st.lists(
