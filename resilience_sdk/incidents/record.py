@@ -38,6 +38,7 @@ def count_words(steps: int) -> str:
 
 
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
+_ENDS_NO_RANK = re.compile(r"(?:RESILIENCE_FAULT=| as )(?:slow|monitor-kill)\b")
 _SURVIVED = re.compile(
     r"(?:RESILIENCE_FAULT=| as )(?:slow|pause|nan|disk-full|monitor-kill)\b"
 )  # by the rank that it strikes
@@ -136,7 +137,9 @@ class Incident:
     @property
     def injected(self) -> bool:
         """Whether a fault that somebody injected led to it: that says nothing of machines, and is no failure."""
-        return any(one.source == FAULT for one in self.evidence)
+        ends_no_rank = _ENDS_NO_RANK if self.kind in ("crash", "numerics") else None
+        told = [one.text for one in self.evidence if one.source == FAULT]
+        return any(ends_no_rank is None or not ends_no_rank.search(text) for text in told)
 
     @property
     def advice(self) -> str | None:

@@ -42,6 +42,7 @@ _NAMED: Mapping[str, tuple[str, str, float]] = {
 _SAVE = ("storage", "checkpoint_stall", 0.7)
 _NETWORK = ("network", "network_partition", 0.4)
 _NOBODY = ("unknown", "unknown", 0.3)
+_LATE = ("hang", "hang_rank_late", 0.6)
 _HALF_SURE_S = 30.0  # after so long a stall is believed half as much as it ever will be
 _WORDS = {
     "stopped": "is stopped",
@@ -102,7 +103,8 @@ class Stall:
         for_s = max(0.0, at - self.since)
         category, cause, sure = self._verdict
         proof = self.proof
-        blamed = {one.rank for one in self.ranks if one.activity in _NAMED} if proof is None else set(proof.culprits)
+        blamed = {one.rank for one in self.ranks if one.activity in _NAMED or self._is_late}
+        blamed = blamed if proof is None else set(proof.culprits)
         named = tuple(one for one in self.ranks if one.rank in blamed)
         rest = {one.rank for one in self.ranks} - {one.rank for one in named}
         waited = "the others waited for " if self.waiting else ""
@@ -130,10 +132,17 @@ class Stall:
         )
 
     @property
+    def _is_late(self) -> bool:
+        """Whether its ranks only did what others could not wait for."""
+        return bool(self.ranks) and all(one.activity == "busy" for one in self.ranks)
+
+    @property
     def _verdict(self) -> tuple[str, str, float]:
         seen = {one.activity for one in self.ranks}
         if self.ranks and all(one.cause == _SAVE[1] for one in self.ranks):
             return _SAVE
+        if self._is_late:
+            return _LATE
         for activity, verdict in _NAMED.items():
             if activity in seen:
                 return verdict
@@ -152,6 +161,7 @@ def stall_at(
     *,
     ended: Mapping[int, float] | None = None,
     moved: Mapping[int, float] | None = None,
+    late_counts: bool = False,
 ) -> Stall | None:
     """Return the stall of an attempt that stood at the time `at` (Unix seconds) when somebody began to end it.
 
@@ -160,6 +170,8 @@ def stall_at(
         at: When a rank was killed, or a signal came.
         ended: When ranks ended. One that was gone before the stall was told is no rank that stands still.
         moved: When ranks last completed a step, where their pages tell: a monitor that died tells of no end.
+        late_counts: Whether ranks that were busy while the others waited for them are told, too: nobody ended the job
+            from outside, those who waited gave up.
     """
     stood: list[Stall] = []
     for tellings in _by_host(told, at).values():
@@ -174,7 +186,10 @@ def stall_at(
         return None
     ranks = {one.rank: one for stall in stood for one in stall.ranks}
     for_s = max(stall.told_at - stall.since for stall in stood)
-    standing = _standing(tuple(ranks[rank] for rank in sorted(ranks)), for_s)
+    in_order = tuple(ranks[rank] for rank in sorted(ranks))
+    standing = _standing(in_order, for_s)
+    if not standing and late_counts and any(stall.waiting for stall in stood):
+        standing = tuple(one for one in in_order if one.activity == "busy")
     if not standing:
         return None
     named = {one.rank for one in standing}

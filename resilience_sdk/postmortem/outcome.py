@@ -118,8 +118,13 @@ def record(store: IncidentStore, journal: Journal, kind: str, incident: Incident
     return written
 
 
-def standing_hang(store: IncidentStore, facts: AttemptFacts, at: float) -> Incident | Stall | None:
-    """Return what stood still at that time (Unix seconds): a hang that was reported and did not go on, else a stall."""
+def standing_hang(
+    store: IncidentStore, facts: AttemptFacts, at: float, *, late_counts: bool = False
+) -> Incident | Stall | None:
+    """Return what stood still at that time (Unix seconds): a hang that was reported and did not go on, else a stall.
+
+    `late_counts`: as `stall_at` takes it.
+    """
     beats = {rank: page.main_lane.beat_ns for rank, page in facts.pages.items()}
     moved = {rank: unix_s(beat_ns) for rank, beat_ns in beats.items() if beat_ns}
     hangs: list[Incident] = []
@@ -127,7 +132,7 @@ def standing_hang(store: IncidentStore, facts: AttemptFacts, at: float) -> Incid
         hangs = store.of_attempt(facts.attempt, facts.began_at, "hang")
     if hangs and not _went_on(hangs[-1], facts, at, moved):
         return hangs[-1]
-    return stall_at(facts.events, at, ended=facts.ended_at, moved=moved)
+    return stall_at(facts.events, at, ended=facts.ended_at, moved=moved, late_counts=late_counts)
 
 
 def record_standing(
@@ -138,13 +143,14 @@ def record_standing(
     by: str,
     *,
     corrected: Callable[[Incident], Incident] = lambda incident: incident,
+    late_counts: bool = False,
 ) -> Incident | None:
     """Write down what stood still when `by` ended it at that time, and return that incident; None where nothing did.
 
     A hang that was only reported is now one after which the job has to start again. `corrected` may change a new one
     by what else is known. Never raises for a disk.
     """
-    found = standing_hang(store, facts, at)
+    found = standing_hang(store, facts, at, late_counts=late_counts)
     if found is None:
         return None
     incident = _ended(found, by) if isinstance(found, Incident) else corrected(found.hang(facts.attempt, at, by))

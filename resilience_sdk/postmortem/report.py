@@ -295,12 +295,15 @@ class Reporter:
         incident = crash.crash_incident(facts, first, now, latency)
         died_at = None if latency is None else now - latency
         if not first.culprits or end.cause in FROM_OUTSIDE or self._library_gave_up(ended, died_at):
-            hang = self._standing(facts, headline, died_at)
+            # Who only lost its peers, or gave up on them, had waited for somebody.
+            only_waited = not first.culprits and first.classification.category == "network"
+            hang = self._standing(facts, headline, died_at, late_counts=only_waited)
             if hang is not None:
                 words, before = standing_words(hang), hang.id
                 first_told = (Evidence(STALL, words), *incident.evidence)
                 incident = attrs.evolve(incident, action=hang.action, evidence=first_told)
-                if hang.cause == MISMATCH:  # proven, and the time-out of the library only followed from it
+                # Proven, or the only one who is named: the time-out of the library followed from it.
+                if hang.cause == MISMATCH or (only_waited and hang.culprits):
                     incident = attrs.evolve(
                         incident, category=hang.category, cause=hang.cause, confidence=hang.confidence
                     )
@@ -367,11 +370,19 @@ class Reporter:
         found = standing_hang(self._store, facts, at)
         return found if found is None or isinstance(found, Incident) else found.hang(facts.attempt, at, "")
 
-    def _standing(self, facts: AttemptFacts, by: str, at: float | None = None) -> Incident | None:
+    def _standing(
+        self, facts: AttemptFacts, by: str, at: float | None = None, *, late_counts: bool = False
+    ) -> Incident | None:
         """Write down what stood still when this attempt was ended by somebody, and return it."""
         at = _began_to_end(facts) if at is None else at
         return record_standing(
-            self._store, self._journal, facts, at, by, corrected=lambda hang: _corrected(hang, facts)
+            self._store,
+            self._journal,
+            facts,
+            at,
+            by,
+            corrected=lambda hang: _corrected(hang, facts),
+            late_counts=late_counts,
         )
 
     # -- other nodes

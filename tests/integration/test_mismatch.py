@@ -7,7 +7,6 @@ import pytest
 from harness import SCRIPTS, job
 
 pytestmark = pytest.mark.slow
-LINE = {"evaluate": "evaluate", "barrier": "<module>"}
 
 
 def users_lines(incident):
@@ -47,6 +46,17 @@ def test_a_program_that_does_not_match_is_started_twice_and_no_more(tmp_path, ho
         assert place in run.screen
         assert "fix the program" in run.screen
         assert len(run.events("attempt_start")) == 2
+
+
+def test_who_is_late_for_the_library_is_named_and_is_no_mismatch(tmp_path):
+    """Its peers give up: their words name the network, which is as it was. The same program may be in time again."""
+    options = ("--nproc-per-node", "2", "--stuck-after", "3", "--max-restarts", "0")
+    with job(tmp_path, *options, "mismatching.py", "late") as run:
+        assert run.finish() == 1, run.screen
+        incidents = run.incidents()
+        assert {one["cause"] for one in incidents} == {"hang_rank_late"}, run.screen
+        assert [[who["rank"] for who in one["culprits"]] for one in incidents if one["kind"] == "hang"] == [[1]]
+        assert users_lines(incidents[0]) == [f"{number_of('time.sleep(12)')} train"]
 
 
 def test_an_abort_of_the_library_names_the_programs_line_and_its_words_once(tmp_path):

@@ -1,11 +1,13 @@
 """Two ranks whose program does not match. `mismatching.py HOW`.
 
 `uneven`: rank 1 has fewer batches, and the ranks stand still. `times_out`: the same, where the library gives up before
-anybody else does. `evaluates`: rank 0 alone evaluates, and gloo aborts. `unseen`: in a loop without an optimizer.
+anybody else does. `evaluates`: rank 0 alone evaluates, and gloo aborts. `unseen`: in a loop without an optimizer. And
+`late`: they match, but rank 1 comes too late for the library.
 """
 
 import datetime
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 how = sys.argv[1]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6 if how == "times_out" else 1800))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6 if how in ("times_out", "late") else 1800))
 rank = dist.get_rank()
 
 
@@ -35,6 +37,8 @@ def train(steps):
         optimizer.step()
         if how == "evaluates" and step == 25 and rank == 0:
             evaluate()
+        if how == "late" and step == 15 and rank == 1:
+            time.sleep(12)
 
 
 if how == "unseen":

@@ -67,6 +67,15 @@ def test_an_incident_tells_the_journal_whether_it_was_injected():
     assert [event_fields(one)["injected"] for one in (real, by_hand)] == [False, True]
 
 
+def test_a_rank_that_was_slowed_down_did_not_crash_by_that():
+    """Its reader is told of the fault all the same; a slow rank, or a hang, may well come of it."""
+    slow = Evidence("fault", "injected by RESILIENCE_FAULT=slow:rank=1,seconds=0.1, which struck rank 1 at step 3")
+    kill = Evidence("fault", "injected by faults.inject() as kill:rank=1, which struck rank 1 at step 9")
+    found = {kind: Incident(kind=kind, culprits=(Culprit(1),), evidence=(slow,)) for kind in ("crash", "slow", "hang")}
+    assert {kind: one.injected for kind, one in found.items()} == {"crash": False, "slow": True, "hang": True}
+    assert Incident(kind="crash", culprits=(Culprit(1),), evidence=(slow, kill)).injected
+
+
 def test_the_index_takes_strikes_and_what_incidents_tell():
     """Null where an incident of an older version does not tell."""
     rows = Rows(file="a-rank1-7.jsonl")

@@ -61,6 +61,19 @@ def test_what_was_proven_while_it_stood_is_the_cause_however_it_was_ended():
         assert hang_at(142.0, {**stall(*both, waiting=()), "proof": wrong}).cause == "network_partition"
 
 
+def test_who_was_busy_while_others_gave_up_on_it_was_late():
+    """Only where nobody ended the job from outside: the time-out of a library, which names the network."""
+    busy = awaited(1, "busy", detail="it sleeps for 12 s")
+    assert hang_at(142.0, stall(busy)) is None
+    late = hang_at(142.0, stall(busy), late_counts=True)
+    assert (late.category, late.cause, [culprit.rank for culprit in late.culprits]) == ("hang", "hang_rank_late", [1])
+    assert late.confidence <= 0.6
+    assert late.victims == (0,)
+    assert hang_at(142.0, stall(busy, waiting=()), late_counts=True) is None
+    both = hang_at(142.0, stall(STUCK | {"rank": 2}, busy), late_counts=True)
+    assert [culprit.rank for culprit in both.culprits] == [2]
+
+
 def test_a_stall_is_a_hang_with_who_where_how_long_and_who_ended_it():
     """The evidence begins with the stall, and the signal comes after it."""
     found = hang_at(150.0, stall(t=115.0), stall())
