@@ -95,7 +95,8 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
             "no loader",
             "the place in the data",
             "attach() was given no loader, so which samples come next is the script's to find, and what it had read "
-            "ahead of the save is lost (where a step draws its samples itself, from a generator, the resume is exact)",
+            "ahead of the save is lost (where a step draws its samples itself, from the generators of Python, NumPy and"
+            " torch alone, the resume is exact; an environment that goes on belongs into state)",
             "give attach() a loader with a state, such as torchdata's StatefulDataLoader",
         )
     return handle

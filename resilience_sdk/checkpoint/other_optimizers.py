@@ -59,8 +59,9 @@ class OtherOptimizers:
     def _is_other(self, optimizer: Any) -> bool:
         from torch.optim import Optimizer
 
-        held = [one for one in _held(self._saved()) if isinstance(one, Optimizer)]
-        return bool(held) and not any(one is optimizer for one in held)
+        held = {id(one) for one in _held(self._saved()) if isinstance(one, Optimizer)}
+        # One that wraps what is saved has nothing of its own, as torch's ZeroRedundancyOptimizer.
+        return bool(held) and held.isdisjoint(map(id, (optimizer, *vars(optimizer).values())))
 
 
 @attrs.define

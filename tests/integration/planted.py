@@ -101,6 +101,8 @@ _READ_AGAIN = Kind(
 _GENERATORS = Kind(NOT_EXACT, "generators", "random number generators in another state")
 _LOSS = Kind(NOT_EXACT, "loss", ", of the same samples and learning rate; look for what")
 _STREAM = Kind(EXACT, None, "batches of a stream are not repeatable", False)
+_STREAM_AGAIN = Kind(NOT_PROVEN, "the order of epoch 0", "batches of a stream are not repeatable", False)
+"""Where it is read again."""
 _ANY_ORDER = Kind(EXACT, None, "batches in any order (in_order=False) are not repeatable", False)
 _OTHER_BATCHES = _said("a step has other batches, or the loader other data, than in the first pass")
 _COMMON = {
@@ -146,6 +148,7 @@ _WINDOWS = {"accumulated": _good(), "any order": _ANY_ORDER, "accumulation": _OT
 _ATTACH_CURE = "let samplers draw from torch's generators or from set_epoch(epoch), and the loader go on where it was"
 START_RUN = {
     **_COMMON,
+    "stream": _STREAM_AGAIN,
     **_READS_AGAIN,
     **_states("model", "optimizer", "scheduler", "scaler"),
     "batch": Kind(NOT_EXACT, "samples", "step 6: other samples, the order of epoch 0; the data have to come"),
@@ -176,6 +179,7 @@ ACCELERATE = {
 }
 LIGHTNING = {
     **_COMMON,
+    "stream": _STREAM_AGAIN,
     **_READS_AGAIN,
     **_WINDOWS,
     **_states("model", "optimizer 0", "scheduler 0", "the scaler"),
@@ -191,6 +195,7 @@ TRANSFORMERS = {
 }
 DEEPSPEED = {
     **_COMMON,
+    "stream": _STREAM_AGAIN,
     **_READS_AGAIN,
     **_WINDOWS,
     **{name: _state("model") for name in ("weights", "buffers")},

@@ -50,6 +50,9 @@ def train(tmp_path, kind, steps=8):
         state["second"] = second
     if kind == "by its scheduler":
         state["scheduler"] = torch.optim.lr_scheduler.StepLR(second, 3)
+    if kind == "around one":
+        first = Wrapper(first)
+        first.inner_one, first.state[model.weight]["own"] = state["optimizer"], 1
     if kind == "in a wrapper":
         state["optimizer"] = first = Wrapper(second)
     saver = Checkpointer(state, run_dir=tmp_path, every=2)
@@ -58,7 +61,7 @@ def train(tmp_path, kind, steps=8):
     for step in range(steps):
         if kind == "made in each step":
             second = torch.optim.AdamW(model.parameters(), 0.1)
-        late = step >= steps // 2 and kind != "in a wrapper"
+        late = step >= steps // 2 and kind not in ("in a wrapper", "around one")
         if kind == "of something else":
             other(torch.ones(1, 2)).sum().backward()
             second.step()
