@@ -27,6 +27,11 @@ class ResumeLimit:
     means: str
     cure: str
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the resume may be exact all the same, as `means` says: of what nobody can see."""
+        return "the resume is exact" in self.means
+
     def words(self, *, at_resume: bool = False) -> str:
         """Return the line that says it, as of the training's start or as of a resume that was just made."""
         which = "this resume does not" if at_resume else "a resume will not"

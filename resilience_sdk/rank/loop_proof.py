@@ -157,7 +157,7 @@ class LoopProof:
             self._comparison = begin(
                 before, step, size, facts, self._skipped(), self.tell, self._losses_count, self._cures,
                 length, self.training, lambda: self._prints.why, no_facts=self._per_step - 1,
-                not_repeated=lambda: [limit.thing for limit in limits()],
+                not_repeated=limits,
             )  # fmt: skip
         watch = numerics.watch_of_adapters()
         if watch is not None:

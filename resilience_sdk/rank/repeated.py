@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
+from resilience_sdk.core.resume_limits import ResumeLimit
 from resilience_sdk.core.resume_proof import (
     EXACT,
     NOT_COMPARED,
@@ -98,8 +99,9 @@ class Comparison:
     """What to do about each part, where the loop is that of a framework."""
     why_unknown: Callable[[], str] = _nobody_knows
     """Why the samples of the steps are not known, where they are not."""
-    not_repeated: Callable[[], Sequence[str]] = tuple
-    """What the resume has said that it does not repeat: equal losses alone prove a step beside it."""
+    not_repeated: Callable[[], Sequence[ResumeLimit]] = tuple
+    """What the resume has said that it does not repeat. Equal steps prove no more than that it has not told yet, unless
+    it was said of what nobody can see: then equal losses or weights prove them."""
     equal: int = 0
     random: int = 0
     """Those of them with other values of samples that are known to be the same."""
@@ -221,7 +223,9 @@ class Comparison:
         elif not self._compares_rates:
             text += "; their learning rates not compared: the program has set others"
         check = ResumeCheck(STEPS, EXACT, text)
-        self._finish(check if has_losses or has_weights else not_all(check, self.not_repeated()))
+        is_proven = has_losses or has_weights
+        things = [limit.thing for limit in self.not_repeated() if not (is_proven and limit.is_conditional)]
+        self._finish(not_all(check, things))
 
     def _other_result(self) -> ResumeCheck | None:
         """Return what comes out of losses or weights that differ where nothing else does, if anything."""
@@ -259,7 +263,7 @@ def begin(
     training: int = 0,
     why_unknown: Callable[[], str] = _nobody_knows,
     no_facts: int = 0,
-    not_repeated: Callable[[], Sequence[str]] = tuple,
+    not_repeated: Callable[[], Sequence[ResumeLimit]] = tuple,
 ) -> Comparison | None:
     """Return the comparison from `step` on; None where nothing is repeated, or `told` hears why it is not compared.
 
