@@ -6,6 +6,7 @@ Nothing here changes what it looks at, or raises: what cannot be looked at has n
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -80,12 +81,8 @@ def digests_of(entries: Mapping[str, Any]) -> dict[str, str]:
         walks[name] = walk
     step = _odd(-(-sum(len(walk.tensors) for walk in walks.values()) // _MAX_TENSORS))
     found: dict[str, str] = {}
-    for name, walk in walks.items():
-        try:
-            samples = _read(walk.tensors[::step])
-        except Exception:  # noqa: BLE001, S112 - a tensor of somebody else's kind
-            continue
-        hashed = hashlib.blake2b(digest_size=_SIZE)
+    for name, samples in _samples({name: walk.tensors[::step] for name, walk in walks.items()}).items():
+        walk, hashed = walks[name], hashlib.blake2b(digest_size=_SIZE)
         for part in walk.parts:
             if isinstance(part, bytes):
                 hashed.update(part)
@@ -93,6 +90,19 @@ def digests_of(entries: Mapping[str, Any]) -> dict[str, str]:
                 hashed.update(samples[part // step])
         found[name] = hashed.hexdigest()
     return found
+
+
+def _samples(tensors: Mapping[str, list[torch.Tensor]]) -> dict[str, list[bytes]]:
+    """Return what is looked at of the tensors of each entry: read together, or one by one where one cannot be read."""
+    try:
+        samples = iter(_read([one for each in tensors.values() for one in each]))
+        return {name: [next(samples) for _ in each] for name, each in tensors.items()}
+    except Exception:  # noqa: BLE001 - a tensor of somebody else's kind
+        found = {}
+        for name, each in tensors.items():
+            with contextlib.suppress(Exception):
+                found[name] = _read(each)
+        return found
 
 
 def _odd(step: int) -> int:

@@ -3,6 +3,8 @@
 import collections
 import copy
 import pickle
+import statistics
+import time
 
 import numpy
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.beside import GRAD, MODE, beside_state, changed
+from resilience_sdk.checkpoint.beside import GRAD, MODE, _parts, _saved_of, beside_state, changed
 from resilience_sdk.core import resume_limits
 
 
@@ -237,6 +239,34 @@ def test_a_buffer_that_the_first_call_makes_is_seen_to_change(tmp_path, said, mo
     resume_limits._noted.limits.clear()
     train(tmp_path)
     assert "bank of the module model" in said()[0]
+
+
+def test_parts_and_parameters_are_those_that_torch_names():
+    """In its order, each once, also where one is in two places."""
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": nn.Sequential(shared, nn.ReLU()), "b": Model(), "c": nn.ModuleList([shared])})
+    model["a"].register_module("none", None)
+    model["b"].extra = nn.Sequential(nn.Linear(2, 2), nn.Tanh()).requires_grad_(False)
+    assert _parts(model) == list(model.named_modules())
+    known: set[int] = set()
+    assert _saved_of(_parts(model), known) == "".join("01"[one.requires_grad] for one in model.parameters())
+    assert {id(one) for one in model.parameters()} <= known
+    assert id(model["b"].saved) in known
+    assert id(model["b"].cache) not in known
+
+
+def test_a_look_at_a_thousand_modules_costs_some_milliseconds():
+    """Of this thread, in the best of some tries: it is made at saves and at the first call behind one."""
+    model = nn.Sequential(*(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)), Model()) for _ in range(90)))
+    spent = []
+    for _ in range(20):
+        began = time.thread_time()
+        beside_state(model)
+        spent.append(time.thread_time() - began)
+    count = len(list(model.modules()))
+    print(f"{count} modules: {min(spent) * 1e3:.1f} ms, median {statistics.median(spent) * 1e3:.1f} ms")
+    assert count > 1_000
+    assert min(spent) < 0.05
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
