@@ -36,6 +36,7 @@ from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state
 from resilience_sdk.checkpoint.worker_draws import WatchedWorkers
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.resume_limits import note
 from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
 
 
@@ -105,6 +106,7 @@ def decode_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
 
 
+_MAX_NAMED = 4
 Kind = Literal["shared", "rank", "counted"]
 
 _MAPPINGS = (dict, OrderedDict, Counter)
@@ -123,6 +125,8 @@ class StateMap:
                 f'{{"model": model, "optimizer": optimizer}}, not {reprlib.repr(state)}'
             )
         self.shared: dict[str, Any] = {}
+        self._names: dict[str, frozenset[str]] = {}
+        """Those in the `state_dict` of each module, at the start."""
         self.per_rank: dict[str, Any] = {}
         self.counted: dict[str, Any] = {}
         """Loaders of which nothing is saved."""
@@ -144,7 +148,24 @@ class StateMap:
     def capture_shared(self) -> dict[str, Any]:
         """Return what rank 0 writes for all; raises `CheckpointError` for what could not be loaded again."""
         spread = self.sharded
-        return {name: capture(name, item) for name, item in self.shared.items() if name not in spread}
+        found = {name: capture(name, item) for name, item in self.shared.items() if name not in spread}
+        for name in self.modules.keys() & found.keys():
+            self._compare_names(name, frozenset(found[name]))
+        return found
+
+    def _compare_names(self, entry: str, names: frozenset[str]) -> None:
+        """Say it where a module has other names in its `state_dict` than at the start: it cannot be loaded there."""
+        first = self._names.setdefault(entry, names)
+        if names == first:
+            return
+        others = sorted(names ^ first)
+        note(
+            f"names of {entry}",
+            f"state[{entry!r}] in a program that makes it as at its start",
+            f"the training has changed the names of its state_dict ({_listed(others[:_MAX_NAMED])}"
+            f"{' and others' if len(others) > _MAX_NAMED else ''}), so that a resume is refused",
+            "do before the resume what changes them, such as pruning, by a value that is saved",
+        )
 
     @property
     def modules(self) -> dict[str, nn.Module]:

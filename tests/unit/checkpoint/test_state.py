@@ -7,7 +7,9 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
+from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.state import (
     StateMap,
     capture,
@@ -20,6 +22,7 @@ from resilience_sdk.checkpoint.state import (
     tensor_bytes,
     unwrap,
 )
+from resilience_sdk.core import resume_limits
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 
@@ -215,3 +218,18 @@ def test_what_cannot_be_asked_for_its_state_is_named_with_the_cure():
     """Before the first step: it was called a damaged checkpoint, where there was none."""
     with pytest.raises(ConfigError, match=r"state\['opt'\]: InParts\.state_dict\(\) raised .*`optim`"):
         StateMap({"opt": InParts()}).check()
+
+
+def test_other_names_of_a_module_are_said_at_the_save_that_has_them(tmp_path, monkeypatch):
+    """As of a module that is pruned in the loop: the program makes another one at its start, and is refused then."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    model = nn.Sequential(nn.Linear(2, 2))
+    saver = Checkpointer({"model": model}, run_dir=tmp_path)
+    saver.resume()
+    assert saver.save(1)
+    assert resume_limits.limits() == ()
+    prune.random_unstructured(model[0], "weight", 0.5)
+    assert saver.save(2)
+    assert saver.save(3)
+    [limit] = resume_limits.limits()
+    assert "names of its state_dict ('0.weight', '0.weight_mask', '0.weight_orig')" in limit.words()
