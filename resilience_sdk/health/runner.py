@@ -94,6 +94,8 @@ class _Look:
     err: bytearray = attrs.field(factory=bytearray)
     timed_out: bool = False
     state: str = ""
+    waited_s: float = 0.0
+    """For how long its process was ready to run, and had no processor."""
 
     @property
     def ends(self) -> float:
@@ -116,7 +118,8 @@ class _Look:
             return told
         stderr, has_begun = self.err.decode(errors="replace"), self.out.startswith(BEGUN_LINE)
         if self.timed_out:
-            return [*told, hung(self.probe, self.deadline_s, stderr, self.state, has_begun=has_begun)]
+            late = hung(self.probe, self.deadline_s, stderr, self.state, has_begun=has_begun, waited_s=self.waited_s)
+            return [*told, late]
         ended = crashed if has_begun or self.process.returncode is None else never_began
         return [*told, ended(self.probe, self.process.returncode, stderr)]
 
@@ -149,7 +152,7 @@ def _end(looks: Sequence[_Look]) -> None:
         if look.process.poll() is not None:
             look.timed_out = False  # it is gone, and something that it started held its output open
         elif look.timed_out:
-            look.state = _kernel_state(look.process.pid)
+            look.state, look.waited_s = _kernel_state(look.process.pid), _waited_s(look.process.pid)
             programs.kill(look.process, 0.0)
     until = time.monotonic() + _KILL_GRACE_S
     for look in looks:
@@ -182,14 +185,28 @@ def _kernel_state(pid: int) -> str:
     return f" ({state} state" + (f" in {where})" if where not in ("", "0") else ")")
 
 
+def _waited_s(pid: int) -> float:
+    """Return for how many seconds a process has waited for a processor; 0 where the kernel does not count it."""
+    counted = (procfs.text(Path(f"/proc/{pid}/schedstat")) or "").split()
+    return int(counted[1]) / _NS_PER_S if len(counted) == 3 and counted[1].isdigit() else 0.0
+
+
+_NS_PER_S = 1e9
+_STARVED = 0.5  # of its time that a probe waited for a processor: then nobody knows what it would have seen
+_MIN_STARVED_S = 2.0
 _NO_START = "this machine is too busy (`--patience 4`), or the file system that Python and its packages are on hangs"
 
 
-def hung(probe: Probe, deadline_s: float, stderr: str, state: str, *, has_begun: bool = True) -> Finding:
+def hung(
+    probe: Probe, deadline_s: float, stderr: str, state: str, *, has_begun: bool = True, waited_s: float = 0.0
+) -> Finding:
     """Return the finding of a probe that did not end by its deadline; `state` is that of its process (` (D state)`).
 
-    Where it had not even begun to look, it is not what it looks at that is late.
+    Where it had not even begun to look, or had no processor (for `waited_s`), it is not what it looks at that is late.
     """
+    if waited_s >= max(_STARVED * deadline_s, _MIN_STARVED_S):
+        evidence = f"no answer within {deadline_s:g} s, of which its process waited {waited_s:.0f} s for a processor"
+        return unseen(probe.name, probe.only, evidence, _NO_START)
     places, cure = ", ".join(stuck_in(stderr)), probe.cure
     evidence = f"no answer within {deadline_s:g} s{places and f', stuck in {places}'}{state}"
     if not has_begun:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import attrs
@@ -157,3 +158,27 @@ def test_a_probe_of_somebody_elses_that_fails_is_no_fault_of_ours():
     assert foreign.cure == "mend the probe: json is no part of resilience_sdk"
     assert foreign.status is Status.UNAVAILABLE
     assert (told_faults([foreign]), len(told_faults([own]))) == ([], 1)
+
+
+def test_a_probe_that_has_no_processor_has_seen_nothing():
+    """On a machine that others keep busy a probe comes late whatever it looks at: a job's nodes are not ill for it."""
+    late = hung(KERNEL, 15.0, "", " (R state)", waited_s=9.0)
+    assert (late.check, late.status, late.stops) == ("probe", Status.UNAVAILABLE, False)
+    assert "waited 9 s for a processor" in late.evidence
+    assert hung(KERNEL, 15.0, "", " (R state)", waited_s=2.0).check == "answers"
+
+
+def test_the_kernel_tells_who_waits_for_a_processor():
+    """Three busy loops on one processor, of which one is given little."""
+    one = {min(os.sched_getaffinity(0))}
+    loops = [subprocess.Popen([sys.executable, "-c", f"import os; os.nice({n}); [0 for _ in iter(int, 1)]"],
+                              preexec_fn=lambda: os.sched_setaffinity(0, one)) for n in (0, 0, 19)]  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while runner._waited_s(loops[-1].pid) < 1.0 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert runner._waited_s(loops[-1].pid) >= 1.0
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
