@@ -34,7 +34,17 @@ def witnessed(step: int, rank: int = 0, seen: int = _ALL) -> WitnessedStep:
     """Return what its witness ring has of it."""
     order = 31 * step + rank
     return WitnessedStep(
-        step, step // 10, step % 10, seen, 4, order, order + 1, 1000 + step, 0.1, step, 2.0 / (step + 1)
+        step,
+        step // 10,
+        step % 10,
+        seen,
+        shapes=4,
+        order=order,
+        content=order + 1,
+        rates=1000 + step,
+        rate=0.1,
+        generators=step,
+        loss=2.0 / (step + 1),
     )
 
 

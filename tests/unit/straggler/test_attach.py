@@ -20,7 +20,7 @@ def test_each_step_has_its_four_sections(recording, attached, net, optimizer):
     """One pass each, none open after it, and the kinds tell work from waiting."""
     for _ in range(3):
         train_step(net, optimizer)
-    kinds = {name: (kind, len(samples)) for name, kind, *_, samples, _, _ in recording.reader.passes()}
+    kinds = {name: (kind, len(samples)) for name, kind, _, _, samples, *_ in recording.reader.passes()}
     assert kinds == {name: ("comm" if name == "comm_wait" else "compute", 3) for name in ALL}
     assert recording.stack() == []
 

@@ -35,7 +35,7 @@ def test_the_sections_of_a_model_on_a_gpu(recording):
         with section("mine", gpu=True):
             data @ data.T
         torch.cuda.synchronize()
-    found = {(name, kind): samples for name, kind, *_, samples, _, _ in recording.reader.passes()}
+    found = {(name, kind): samples for name, kind, _, _, samples, *_ in recording.reader.passes()}
     assert len(found["mine", "gpu"]) == 1
     for name in ("fwd", "bwd", "optim"):
         assert len(found[name, "gpu"]) == 20
