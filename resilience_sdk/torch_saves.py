@@ -21,6 +21,7 @@ SaveListener = Callable[[Any], None]
 """Takes what `torch.save` was told to write into: a path or a file."""
 
 _listeners: list[SaveListener] = []
+_lookers: list[Callable[[Any], None]] = []
 _is_installed = False
 
 
@@ -31,6 +32,11 @@ def listen(listener: SaveListener) -> None:
     if not _is_installed:
         _is_installed = True
         when_imported(_MODULE, _wrap)
+
+
+def look_into(looker: Callable[[Any], None]) -> None:
+    """Have `looker` see what is about to be saved, each time before the listeners hear of it."""
+    _lookers.append(looker)
 
 
 def ignore(listener: SaveListener) -> None:
@@ -64,6 +70,8 @@ def _wrap(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        for looker in _lookers:
+            looker(obj)
         original(obj, f, *args, **kwargs)
         for listener in tuple(_listeners):
             listener(f)

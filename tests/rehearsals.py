@@ -48,6 +48,7 @@ NO_SAVES: Skips = {
     ("kill-in-save", "rehearsed"): _NO_SAVE,
 }
 NO_SECTIONS: Skips = {("slow", "rehearsed"): "no section shows what a rank does"}
+ALONE: Skips = {("slow", "rehearsed"): "the script is one process"}
 NO_LOSS: Skips = {("nan", "rehearsed"): "the loss is not shown to the SDK"}
 LOSS: Skips = {
     ("nan", "named"): "what is not a number reaches every rank",
@@ -68,7 +69,7 @@ class Example:
 
 
 REHEARSED: Mapping[str, Example] = {
-    "plain_loop.py": Example({**NO_SAVES, **NO_LOSS}, ("hang",)),
+    "plain_loop.py": Example({**NO_SAVES, **ALONE, **NO_LOSS}, ("hang",)),
     "unchanged_ddp.py": Example({**NO_SAVES, **NO_SECTIONS, **NO_LOSS}, ("exception",)),
     "decorated_step.py": Example({**NO_SECTIONS, **NO_LOSS}, ("disk-full", "corrupt-checkpoint", "preempt")),
     "full_run.py": Example(LOSS, ("preempt",)),

@@ -22,7 +22,7 @@ from resilience_sdk.cli.common import CommandParser
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.settings.fields import nearest
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.rehearse import ends, judge, plan
+from resilience_sdk.rehearse import ends, judge, plan, processes
 from resilience_sdk.rehearse.jobs import SCRATCH, RehearsedJob, last_lines, rehearse
 from resilience_sdk.rehearse.judge import FAIL, SKIPPED, PromiseResult
 from resilience_sdk.rehearse.plan import Baseline, Deadlines, JobFacts
@@ -92,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
         if not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
-        told = {"ok": not has_failed, "script": script, "ranks": options.nproc_per_node}
+        told = {"ok": not has_failed, "script": script, "ranks": theatre.ranks}
+        told |= {"processes": theatre.processes.kind}
         told |= {"seconds": round(theatre.seconds, 3), "estimated_seconds": theatre.estimated_s}
         told |= {"kept": str(scratch) if is_kept else None, "varying": theatre.varying}
         sys.stdout.write(json.dumps({**told, "faults": [one.to_json() for one in rehearsals]}, indent=2) + "\n")
@@ -197,12 +198,19 @@ class _Rehearsals:
         self._place = ""
         self.place = ""
         """The fault that is being rehearsed."""
+        self.processes = processes.Processes()
+        """What the script makes of the processes that it is started as, once the undisturbed run has ended."""
         self.rehearsed: list[Rehearsal] = []
         """What was rehearsed so far."""
         self.varying: dict[str, int] | None = None
         """What two undisturbed runs do not repeat, each from which step on; None: there was only one."""
         self.estimated_s: float | None = None
         """How long all was said to take, once the undisturbed run had ended; None where there was nothing to say."""
+
+    @property
+    def ranks(self) -> int:
+        """As how many ranks the job is rehearsed."""
+        return self._job.ranks
 
     @property
     def seconds(self) -> float:
@@ -216,14 +224,15 @@ class _Rehearsals:
             "which tells how long the rest takes"
         )
         self._begin("undisturbed")
-        first_deadlines = Deadlines() if self._stuck_after_s is None else Deadlines(self._stuck_after_s)
-        facts = rehearse(self._job, self._scratch / "undisturbed", (), first_deadlines)
-        baseline = plan.learn(facts, self._job.ranks)
-        promises = tuple(judge.judge_baseline(baseline, facts))
+        facts = self._undisturbed()
+        is_one = self.processes.kind == processes.ONE
+        baseline = attrs.evolve(plan.learn(facts, self._job.ranks), is_one_process=is_one)
+        why_none = processes.why_none_is_struck(self.processes)
+        promises = tuple(judge.judge_baseline(baseline, facts, why_none))
         first = Rehearsal("none", "", facts.seconds, facts.exit_codes, promises, str(self._scratch / "undisturbed"))
         self._show(first)
         self.rehearsed.append(first)
-        if facts.exit_codes[-1] != 0:
+        if facts.exit_codes[-1] != 0 or why_none is not None:
             return self.rehearsed
         left_s = plan.estimate_s(kinds, baseline, self._stuck_after_s)
         if left_s:
@@ -238,6 +247,30 @@ class _Rehearsals:
             self._place = f"{number}/{len(kinds)} "
             self.rehearsed.append(self._rehearse(kind, baseline))
         return self.rehearsed
+
+    def _undisturbed(self) -> JobFacts:
+        """Run the job undisturbed, as many processes as it is, and return what it left."""
+        deadlines = Deadlines() if self._stuck_after_s is None else Deadlines(self._stuck_after_s)
+        place = self._scratch / "undisturbed"
+        facts = rehearse(self._job, place, (), deadlines)
+        found = processes.decide(facts, self._job.ranks)
+        if found.ranks != self._job.ranks:
+            self._say(f"  {found.words}")
+            several, self._job = self._job, attrs.evolve(self._job, ranks=found.ranks)
+            aside = place.rename(self._scratch / f"undisturbed-as-{several.ranks}")
+            once = rehearse(self._job, place, (), deadlines)
+            if found.is_trial and once.exit_codes[-1] != 0:
+                self._job = several
+                shutil.rmtree(place)
+                aside.rename(place)
+                found = processes.Processes(processes.UNKNOWN, several.ranks)
+            else:
+                shutil.rmtree(aside)
+                facts = once
+                if found.is_trial:
+                    self._say("  as one it ends well, and so it is rehearsed")
+        self.processes = found
+        return facts
 
     def _rehearse(self, kind: str, baseline: Baseline) -> Rehearsal:
         deadlines = plan.deadlines(kind, baseline, self._stuck_after_s)

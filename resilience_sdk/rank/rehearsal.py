@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -21,8 +22,9 @@ import attrs
 from resilience_sdk import faults, torch_saves
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.plain_file import plain, read_bytes, read_text
-from resilience_sdk.rank import rehearsed_records
-from resilience_sdk.rank.rehearsed_steps import StepLook, StepLooks
+from resilience_sdk.rank import rehearsed_records, rehearsed_states
+from resilience_sdk.rank.rehearsed_processes import ProcessWatch
+from resilience_sdk.rank.rehearsed_steps import StepLook, StepLooks, weights_of
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.recorder.witness_ring import SUFFIX, WitnessedStep, read_ring
@@ -31,6 +33,8 @@ from resilience_sdk.system.imports import when_imported
 if TYPE_CHECKING:
     from resilience_sdk.rank.session import WatchedSession
 
+SEEN_ENOUGH = "seen-enough"
+"""A file beside the traces: the script is not what it was started as, so its ranks wait for their end."""
 ANSWERED = "answered"
 """A file beside the traces: what was to follow from the fault has been seen, so nothing need be slow any more."""
 _SOURCES = {at.BEATS_USER: "heartbeats", at.BEATS_OPTIMIZER: "optimizer", at.BEATS_COLLECTIVES: "collectives"}
@@ -38,6 +42,7 @@ _SOURCES = {at.BEATS_USER: "heartbeats", at.BEATS_OPTIMIZER: "optimizer", at.BEA
 _EVALUATIONS = ("eval", "valid")
 """Parts of the names of sections in which a training is evaluated."""
 _PASSES = ("fwd", "forward", "bwd", "backward")
+_ADAPTERS = "resilience_sdk.adapters."
 _FRAMEWORKS: Mapping[str, frozenset[str]] = {
     "lightning": frozenset({"lightning.pytorch.trainer", "pytorch_lightning.trainer"}),
     "transformers": frozenset({"transformers.trainer"}),
@@ -57,6 +62,20 @@ class Weight:
 
 
 @attrs.frozen
+class RehearsedSave:
+    """One `torch.save` of a rank."""
+
+    after: int
+    """How many steps of this attempt were done."""
+    weights: tuple[tuple[float, ...], ...] = ()
+    """Those of each optimizer, as a look has them; empty before its first step."""
+    kinds: tuple[str, ...] = ()
+    """Which states are in it, but for weights."""
+    is_ours: bool = False
+    """Whether it is part of a checkpoint of ours."""
+
+
+@attrs.frozen
 class RehearsedRank:
     """One rank in one attempt. `steps`: the number of each, as the loop counts it, and when, in monotonic seconds."""
 
@@ -64,12 +83,13 @@ class RehearsedRank:
     rank: int
     steps: tuple[tuple[int, float], ...] = ()
     saves: tuple[int, ...] = ()
-    """After how many steps of this attempt something was saved by `torch.save`."""
+    """After how many steps of this attempt something was saved by `torch.save`; where the job has checkpoints of ours,
+    only those: what a framework writes beside them is not resumed from."""
     began_s: float | None = None
     progress: str | None = None
     """What its steps were seen from: `heartbeats`, `optimizer` or `collectives`; None: nothing, or it was killed."""
     sections: tuple[str, ...] = ()
-    """Those of the kind `compute` in which no collective was seen: what is compared with other ranks."""
+    """Those of the kind `compute` that most steps pass, in which no collective was seen: what ranks are compared by."""
     weights: tuple[Weight, ...] | None = None
     """Those at the end; None where there is no optimizer, or it was killed."""
     looks: tuple[StepLook, ...] = ()
@@ -79,17 +99,31 @@ class RehearsedRank:
     frameworks: tuple[str, ...] = ()
     """Those that it has imported."""
     adapters: tuple[str, ...] = ()
-    """Those of ours that it has imported, by the names of their frameworks."""
+    """Those of ours that it trains with, by the names of their frameworks."""
     evaluations: tuple[tuple[str, int], ...] = ()
     """The sections of evaluations that it has entered, each with the step that it belongs to."""
     records: tuple[tuple[str, int, float], ...] = ()
     """What its framework's loop has logged: name, step and value of each."""
     inner: str | None = None
     """A section that is passed more than once in a step, as where gradients are added up within it."""
+    group: int | None = None
+    """How many processes the process group had at the first step of an optimizer; None: it had joined none."""
+    alone: bool = False
+    """Whether it had joined none, and nothing else by which processes are joined was there."""
+    saved: tuple[RehearsedSave, ...] = ()
+    """The saves in `saves`, with what was in them."""
+    loaded: tuple[str, ...] = ()
+    """The kinds of states that were loaded before the first step."""
+    names: tuple[str, ...] = ()
+    """What the weights are called, in the order of `weights`; empty where that is not known."""
+    started: str | None = None
+    """What it started a process of its own by, before it had joined a group; None: it started none but helpers."""
 
 
 def observe(directory: str, session: WatchedSession) -> None:
     """Write down from now on what this rank does; where that cannot be written, it is said once and not done."""
+    if multiprocessing.parent_process() is not None:
+        return  # of a rank that starts processes by itself, whose trace is another's
     path = Path(directory) / f"attempt-{session.attempt}-rank-{session.identity.rank}.jsonl"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +134,10 @@ def observe(directory: str, session: WatchedSession) -> None:
     faults.observe(writer.step, writer.entered)
     faults.slow_until((path.parent / ANSWERED).exists)
     torch_saves.listen(writer.save)
+    torch_saves.look_into(writer.saving)
+    rehearsed_states.watch_loads(writer.loaded)
     when_imported("torch.optim.optimizer", writer.hook)
+    writer.processes.install()
     writer.looks.install()
     rehearsed_records.listen(writer.record)
     atexit.register(writer.end)
@@ -113,14 +150,23 @@ class _TraceWriter:
         self._optimizers: dict[int, Any] = {}  # kept until the end: a script drops them on its way there
         self._evaluation: tuple[str, int] | None = None
         self._passes: dict[tuple[str, int], int] = {}
+        self._steps = 0
+        self._entered: dict[str, set[int]] = {}
+        self._names: list[str] = []
+        self._kinds: list[str] = []
+        self._loaded: set[str] = set()
+        self._checkpoints = os.path.join(os.path.realpath(session.config.run_dir), "checkpoints", "")
+        self.processes = ProcessWatch(self._write, session.identity.world_size, path.parent / SEEN_ENOUGH)
         self.looks = StepLooks(lambda look: self._write(**look.to_json()))
         self._write(began_s=time.monotonic())
 
     def step(self, number: int) -> None:
+        self._steps += 1
         self.looks.at = number
         self._write(step=number, t=time.monotonic())
 
     def entered(self, name: str, step: int) -> None:
+        self._entered.setdefault(name, set()).add(step)
         if any(part in name for part in _EVALUATIONS):
             if (name, step) != self._evaluation:
                 self._evaluation = name, step
@@ -139,12 +185,32 @@ class _TraceWriter:
         number = -1 if self.looks.at is None else self.looks.at
         self._write(record=name, step_of=number if step < 0 else step, value=value)
 
+    def saving(self, saved: Any) -> None:
+        self._kinds = []
+        with contextlib.suppress(Exception):  # of somebody's own kind: what is in it is not known
+            self._kinds = rehearsed_states.kinds_of(saved)
+
     def save(self, target: Any) -> None:
-        self._write(save=torch_saves.place_of(target), t=time.monotonic())
+        place = torch_saves.place_of(target)
+        weights: list[tuple[float, ...]] = []
+        with contextlib.suppress(Exception):  # the GPU may be gone; which save is gone on from is not known then
+            weights = [weights_of(optimizer) for optimizer in self._optimizers.values()]
+        is_ours = type(target).__module__.startswith("resilience_sdk.checkpoint.") or (
+            place is not None and os.path.realpath(place).startswith(self._checkpoints)
+        )
+        self._write(save=place, t=time.monotonic(), saved_weights=weights, kinds=self._kinds, ours=is_ours)
+
+    def loaded(self, kind: str) -> None:
+        if not self._optimizers and kind not in self._loaded:
+            self._loaded.add(kind)
+            self._write(loaded=kind)
 
     def hook(self, module: Any) -> None:
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            self._optimizers[id(optimizer)] = optimizer
+            if id(optimizer) not in self._optimizers:
+                self._optimizers[id(optimizer)] = optimizer
+                names = rehearsed_states.names_of(optimizer)
+                self._names += names or [""] * sum(len(group["params"]) for group in optimizer.param_groups)
 
         module.register_optimizer_step_post_hook(after_step)
 
@@ -159,10 +225,12 @@ class _TraceWriter:
             progress=source,
             sections=self._sections(),
             weights=weights or None,
+            names=self._names,
             witnessed=self._witnessed(),
             inner=self._inner(),
             frameworks=[name for name, modules in _FRAMEWORKS.items() if modules & sys.modules.keys()],
-            adapters=[name for name in _FRAMEWORKS if f"resilience_sdk.adapters.{name}" in sys.modules],
+            # Lightning imports ours by an entry point: only one that beats is in use.
+            adapters=[name for name in _FRAMEWORKS if source == "heartbeats" and f"{_ADAPTERS}{name}" in sys.modules],
         )
 
     def _witnessed(self) -> list[tuple[Any, ...]]:
@@ -179,7 +247,9 @@ class _TraceWriter:
                 passes = reader.passes()
             finally:
                 reader.close()
-            return [one.name for one in passes if one.kind == "compute" and not one.is_joint]
+            # Ranks are compared by what they do in each step: an evaluation now and then tells too little.
+            often = {name for name, steps in self._entered.items() if 2 * len(steps) > self._steps}
+            return [one.name for one in passes if one.kind == "compute" and not one.is_joint and one.name in often]
         return []
 
     def _weights(self) -> Iterator[Any]:
@@ -206,7 +276,14 @@ def read_traces(directory: Path) -> tuple[RehearsedRank, ...]:
     for path in directory.glob("attempt-*-rank-*.jsonl"):
         _, attempt, _, rank = path.stem.split("-")
         found.append(_trace(int(attempt), int(rank), list(_lines(path))))
+    if any(save.is_ours for trace in found for save in trace.saved):
+        found = [_with_ours_alone(trace) for trace in found]
     return tuple(sorted(found, key=lambda trace: (trace.attempt, trace.rank)))
+
+
+def _with_ours_alone(trace: RehearsedRank) -> RehearsedRank:
+    saved = tuple(save for save in trace.saved if save.is_ours)
+    return attrs.evolve(trace, saved=saved, saves=tuple(save.after for save in saved))
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -219,16 +296,25 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> RehearsedRank:
     steps: list[tuple[int, float]] = []
-    saves: list[int] = []
+    saved: list[RehearsedSave] = []
+    loaded: list[str] = []
     looks: list[StepLook] = []
     evaluations: list[tuple[str, int]] = []
     records: list[tuple[str, int, float]] = []
     facts: dict[str, Any] = {}
     for line in lines:
         if "step" in line:
+            if len(looks) == 1 and steps and line["step"] <= steps[-1][0]:
+                # Collectives were taken for steps until the optimizer made its first one, which counts from 0.
+                steps.clear()
+                looks[0] = attrs.evolve(looks[0], at=None)
             steps.append((line["step"], line["t"]))
         elif "save" in line:
-            saves.append(len(steps))
+            weights = tuple(tuple(one) for one in line.get("saved_weights") or ())
+            kinds = tuple(line.get("kinds") or ())
+            saved.append(RehearsedSave(len(steps), weights, kinds, bool(line.get("ours"))))
+        elif "loaded" in line:
+            loaded.append(line["loaded"])
         elif "look" in line:
             looks.append(StepLook.from_json(line["look"]))
         elif "evaluation" in line:
@@ -237,16 +323,16 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
             records.append((line["record"], line["step_of"], line["value"]))
         else:
             facts.update(line)
-    weights = facts.get("weights")
+    ends = facts.get("weights")
     return RehearsedRank(
         attempt,
         rank,
         tuple(steps),
-        tuple(saves),
+        tuple(save.after for save in saved),
         facts.get("began_s"),
         facts.get("progress"),
         tuple(facts.get("sections") or ()),
-        None if weights is None else tuple(Weight(norm, total, tuple(shape)) for norm, total, shape in weights),
+        None if ends is None else tuple(Weight(norm, total, tuple(shape)) for norm, total, shape in ends),
         tuple(looks),
         tuple(WitnessedStep(*one) for one in facts.get("witnessed") or ()),
         tuple(facts.get("frameworks") or ()),
@@ -254,4 +340,10 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
         tuple(evaluations),
         tuple(records),
         facts.get("inner"),
+        facts.get("group"),
+        bool(facts.get("alone")),
+        tuple(saved),
+        tuple(loaded),
+        tuple(facts.get("names") or ()),
+        facts.get("started"),
     )

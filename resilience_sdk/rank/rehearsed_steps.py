@@ -102,7 +102,7 @@ class StepLooks:
         iterator.__next__ = fetched  # type: ignore[union-attr]
 
     def _look(self, optimizer: Any) -> StepLook:
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradients = [weight.grad for group in optimizer.param_groups for weight in group["params"]]
         rates = rates_of((optimizer,))
         self._drawn_from = self._source
         return StepLook(
@@ -112,9 +112,14 @@ class StepLooks:
             _generators(),
             self._batch,
             self._passes,
-            _measure(weight.detach() for weight in weights),
-            _measure(weight.grad for weight in weights if weight.grad is not None),
+            weights_of(optimizer),
+            _measure(gradient for gradient in gradients if gradient is not None),
         )
+
+
+def weights_of(optimizer: Any) -> tuple[float, ...]:
+    """Return norm and sum of the weights of an optimizer, as a look has them."""
+    return _measure(weight.detach() for group in optimizer.param_groups for weight in group["params"])
 
 
 def _generators() -> dict[str, int]:

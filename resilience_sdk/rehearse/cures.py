@@ -1,12 +1,17 @@
-"""The cures of a resume that differs: what to change, by the component and the way in that the job has. Pure."""
+"""The cures of what a rehearsal has found: what to change, by the way in that the job has. Pure.
+
+A cure is never a thing that the script does already: what it has saved and loaded was seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from resilience_sdk.rank.rehearsal import RehearsedRank
+from resilience_sdk.rank.rehearsed_states import GENERATORS, OPTIMIZER, PLACE, SCHEDULER
 from resilience_sdk.rehearse import components
 from resilience_sdk.rehearse.components import Difference
+from resilience_sdk.rehearse.resumes import Resume
 
 ALL_OF_THE_STATE = "save and load all of the state: model, optimizer, scheduler, random numbers, the place in the data"
 STATE_OF_EACH = (
@@ -43,9 +48,43 @@ _OF_THE_LOOP: Mapping[str, str] = {
 }
 
 
+_LOAD_IT: Mapping[str, tuple[str, str, str]] = {
+    components.SAMPLES: (
+        PLACE,
+        "load the loader's state, which is in the checkpoint, before the loop iterates it",
+        "the loader's state is loaded: do that before the loop iterates it, in the epoch that it was saved in, and let "
+        "the order of that epoch be drawn as it was",
+    ),
+    components.RATE: (
+        SCHEDULER,
+        "load the scheduler's state, which is in the checkpoint",
+        "the scheduler's state is loaded: set no learning rate behind that, and step it at one place of the loop",
+    ),
+    components.WEIGHTS: (
+        OPTIMIZER,
+        "load the optimizer's state, which is in the checkpoint, too",
+        "the optimizer's state is loaded: save all of the model, the scaler and averages behind the same step",
+    ),
+    components.GENERATORS: (
+        GENERATORS,
+        "load the states of the generators, which are in the checkpoint",
+        "states of generators are loaded: do that last, on every rank its own, and seed none behind it",
+    ),
+}
+"""By component: the kind of its state, and what helps where that is saved alone, and where it is loaded, too."""
+
 _OF_RECORDS = (
     "save and load what the value is added up in, such as a metric or the state_dict() of a callback, and "
     "let an evaluation that is due be made behind the resume"
+)
+_LOAD_THE_NEWEST = "load the newest checkpoint at the start of the script"
+_WRITE_ASIDE = "write each checkpoint under another name, rename it when it is whole, and keep the one before it"
+_SAVE_AT_THE_STOP = (
+    "where preemption.check() is True, save on the ranks that save, and call preemption.exit() behind it"
+)
+_STOP = (
+    "call preemption.check() once per step on every rank; where it is True, save and call preemption.exit(). A handler "
+    "of SIGTERM of the script's own has to call the one that was there before it"
 )
 
 
@@ -59,16 +98,64 @@ def way_in(traces: Sequence[RehearsedRank]) -> tuple[str | None, bool]:
     return found, False
 
 
-def cure_of(first: Difference | None, traces: Sequence[RehearsedRank], *, is_of_all: bool) -> str:
+def _of_framework(traces: Sequence[RehearsedRank], otherwise: str) -> str:
+    """Return the line of the adapter where a framework is used without it, what its page says where it is there."""
+    framework, has_adapter = way_in(traces)
+    if framework is None:
+        return otherwise
+    if not has_adapter:
+        return _ADAPTERS[framework]
+    return (
+        f"the adapter saves, stops and resumes what the framework and its loop have: see docs/adapters/{framework}.md "
+        "for what it cannot see (what code of your own keeps beside them) and how to give it that"
+    )
+
+
+def cure_of_loading(traces: Sequence[RehearsedRank]) -> str:
+    """Return what helps where the newest save was not gone on from."""
+    return _of_framework(traces, _LOAD_THE_NEWEST)
+
+
+def cure_of_torn(traces: Sequence[RehearsedRank]) -> str:
+    """Return what helps where a save that was cut short cannot be gone on from."""
+    return _of_framework(traces, _WRITE_ASIDE)
+
+
+def cure_of_place(traces: Sequence[RehearsedRank], resume: Resume) -> str:
+    """Return what helps where the place in the epoch is lost."""
+    return _of_framework(traces, _of_loop(components.SAMPLES, resume))
+
+
+def cure_of_stop(traces: Sequence[RehearsedRank], *, has_stopped: bool = False) -> str:
+    """Return what helps where a stop was not heeded; `has_stopped`: it was, and nothing was saved at it."""
+    return _of_framework(traces, _SAVE_AT_THE_STOP if has_stopped else _STOP)
+
+
+def cure_of(first: Difference | None, traces: Sequence[RehearsedRank], resume: Resume, *, is_of_all: bool) -> str:
     """Return what helps where `first` differs; None: only the ends do."""
     framework, has_adapter = way_in(traces)
+    if first is None and framework is None:
+        return ALL_OF_THE_STATE if is_of_all else STATE_OF_EACH
     if framework is not None and not has_adapter:
         return _ADAPTERS[framework]
-    if first is None:
-        return ALL_OF_THE_STATE if is_of_all else STATE_OF_EACH
-    is_known = has_adapter or any(trace.witnessed for trace in traces)
-    cure = _SAME_ORDER if first.component == components.SAMPLES and is_known else _OF_THE_LOOP[first.component]
+    knows_order = has_adapter or any(trace.witnessed for trace in traces)
+    if first is not None and first.component == components.SAMPLES and knows_order:
+        cure = _SAME_ORDER  # the place in it is restored by the way in
+    elif first is None or framework is not None:
+        return _of_framework(traces, "")
+    else:
+        cure = _of_loop(first.component, resume)
     return cure if is_of_all else f"{cure}, on every rank what is its own"
+
+
+def _of_loop(component: str, resume: Resume) -> str:
+    if component in _LOAD_IT:
+        kind, saved, loaded = _LOAD_IT[component]
+        if kind in resume.loaded:
+            return loaded
+        if kind in resume.saved:
+            return saved
+    return _OF_THE_LOOP[component]
 
 
 def cure_of_record(traces: Sequence[RehearsedRank]) -> str:

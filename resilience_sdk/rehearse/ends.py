@@ -14,10 +14,11 @@ from resilience_sdk.incidents.record import count_words, ranks_words
 from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse import components, records
 from resilience_sdk.rehearse.components import SAME_WEIGHTS, Compared, Difference
-from resilience_sdk.rehearse.cures import cure_of, cure_of_record
+from resilience_sdk.rehearse.cures import cure_of, cure_of_place, cure_of_record
 from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, PromiseResult
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
 from resilience_sdk.rehearse.records import RecordDifference
+from resilience_sdk.rehearse.resumes import SLACK_STEPS, last_resume
 
 _PROMISE = "end equal"
 
@@ -32,6 +33,13 @@ class Distance:
     shape: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     """Those whose weights are not the same."""
+    name: str = ""
+    """What the modules call it; empty where that is not known."""
+
+    @property
+    def words(self) -> str:
+        """Return which weight it is."""
+        return self.name or f"weight {self.weight} of the optimizers, shape {list(self.shape)}"
 
     @property
     def is_none(self) -> bool:
@@ -87,22 +95,30 @@ def variation_words(variation: Mapping[str, int]) -> str:
 
 
 def _broken(baseline: Baseline, first: Difference | None, apart: Distance | str, facts: JobFacts) -> PromiseResult:
-    every = len(baseline.end)
+    every, resume = len(baseline.end), last_resume(baseline, facts)
+    if resume.after is not None and resume.more > SLACK_STEPS:
+        # The steps of both runs do not belong to each other, so what differs between them says nothing.
+        why = (
+            f"gone on with the state after {count_words(resume.after)}, and {resume.more} more were run than were "
+            "left: samples of the epoch came twice"
+        )
+        cure = cure_of_place(facts.last_attempt, resume)
+        return PromiseResult(_PROMISE, FAIL, why, cure, components.SAMPLES, None, tuple(t.rank for t in baseline.end))
     if first is not None:
         where = f", {ranks_words(first.ranks)}" if len(first.ranks) < every else ""
         why = f"step {first.step}{where}: {first.words}, where two undisturbed runs are alike"
         if isinstance(apart, Distance) and not apart.is_none:
             why += f"; the weights end apart by {apart.most:.1e} of their norm"
-        cure = cure_of(first, facts.last_attempt, is_of_all=len(first.ranks) == every)
+        cure = cure_of(first, facts.last_attempt, resume, is_of_all=len(first.ranks) == every)
         return PromiseResult(_PROMISE, FAIL, why, cure, first.component, first.step, first.ranks)
     assert isinstance(apart, Distance)
     is_of_all = len(apart.ranks) == every
     only = "" if is_of_all else f" of {ranks_words(apart.ranks)} alone"
     why = (
-        f"the weights{only} end otherwise, where two undisturbed runs end alike: norm or sum of number {apart.weight}, "
-        f"shape {list(apart.shape)}, by {apart.most:.1e} of its norm"
+        f"the weights{only} end otherwise, where two undisturbed runs end alike: norm or sum of {apart.words} "
+        f"by {apart.most:.1e} of its norm"
     )
-    cure = cure_of(None, facts.last_attempt, is_of_all=is_of_all)
+    cure = cure_of(None, facts.last_attempt, resume, is_of_all=is_of_all)
     return PromiseResult(_PROMISE, FAIL, why, cure, components.WEIGHTS, None, apart.ranks)
 
 
@@ -146,7 +162,8 @@ def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> 
         ranks = (*found.ranks, trace.rank) if most > SAME_WEIGHTS else found.ranks
         worst = apart.index(most) if apart else 0
         if most > found.most:
-            found = Distance(most, worst, weights[worst].shape)
+            name = trace.names[worst] if worst < len(trace.names) else ""
+            found = Distance(most, worst, weights[worst].shape, name=name)
         found = attrs.evolve(found, ranks=ranks)
     return found if one else "there is no optimizer of torch, whose weights could be compared"
 

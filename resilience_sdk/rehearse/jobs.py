@@ -23,7 +23,7 @@ from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.rank.rehearsal import ANSWERED, read_traces
+from resilience_sdk.rank.rehearsal import ANSWERED, SEEN_ENOUGH, read_traces
 from resilience_sdk.rehearse.plan import Deadlines, JobFacts
 from resilience_sdk.system import programs
 
@@ -65,8 +65,8 @@ def rehearse(
 ) -> JobFacts:
     """Run the job once, and again where it was asked to leave, as its scheduler would; return what it left behind.
 
-    As soon as `is_answered` by the events of its journal, no step is slowed down any more. Raises OSError where the
-    directory cannot be written.
+    As soon as `is_answered` by the events of its journal, no step is slowed down any more. A script that is not what it
+    was started as is ended, with no exit code. Raises OSError where the directory cannot be written.
     """
     work = directory / "work"
     work.mkdir(parents=True)
@@ -151,6 +151,8 @@ def _wait(
     while (left_s := until_s - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(left_s if has_answer else min(left_s, _LOOK_EVERY_S))
+        if (traces / SEEN_ENOUGH).exists():
+            return None
         if not has_answer and (has_answer := is_answered(_events(directory))):
             with contextlib.suppress(OSError):  # then it goes on slowly
                 (traces / ANSWERED).touch()

@@ -13,11 +13,11 @@ from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Incident
 from resilience_sdk.incidents.record import count_words, one_line
 from resilience_sdk.rehearse import moments
-from resilience_sdk.rehearse.cures import PLACE_IN_THE_DATA
+from resilience_sdk.rehearse.cures import cure_of_loading, cure_of_place, cure_of_stop, cure_of_torn
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
+from resilience_sdk.rehearse.resumes import SLACK_STEPS, Resume, last_resume
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
-_SLACK_STEPS = 2  # ranks are not at one place when one of them is struck, and loading a state may step an optimizer
 
 
 @attrs.frozen
@@ -63,8 +63,11 @@ _MISSES_A_FILE = ("FileNotFoundError", "No such file", "ModuleNotFoundError", "N
 _COLLECTIVE = "call save() and maybe_save() on every rank, not on rank 0 alone: all of them write"
 
 
-def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
-    """Return what the undisturbed run has kept: it ends well, is seen, nobody is blamed, and its saves are whole."""
+def judge_baseline(baseline: Baseline, facts: JobFacts, why_unseen: str | None = None) -> list[PromiseResult]:
+    """Return what the undisturbed run has kept: it ends well, is seen, nobody is blamed, and its saves are whole.
+
+    `why_unseen`: why nothing of its steps can be seen, where that is known.
+    """
     ledger = _Ledger()
     code = facts.exit_codes[0]
     blamed = _told(facts.incidents)
@@ -78,6 +81,9 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
     ledger.hold("nobody blamed", not blamed, "no incident", "; ".join(blamed))
     if any(one.kind == "hang" and _in_a_save(one) for one in facts.incidents):
         ledger.hold("save complete", False, "", "the ranks wait for one another in a save", _COLLECTIVE)
+        return ledger.results
+    if code == 0 and why_unseen is not None:
+        ledger.skip("rehearsed", why_unseen)
         return ledger.results
     if code == 0:
         ledger.hold(
@@ -150,8 +156,7 @@ def _judge_restart(kind: str, restarts: int = 1) -> Callable[[_Ledger, Plan, Bas
         if found is not None:
             _hold_named(ledger, plan, found)
         _hold_others(ledger, facts, found)
-        if _hold_recovered(ledger, baseline, facts, restarts):
-            _hold_lost(ledger, plan, baseline, facts)
+        _hold_recovered(ledger, plan, baseline, facts, restarts)
 
     return judge_it
 
@@ -177,8 +182,8 @@ def _hold_others(ledger: _Ledger, facts: JobFacts, found: Incident | None = None
     ledger.hold("nobody else blamed", not blamed, "no other incident", f"{len(blamed)} more: {'; '.join(blamed[:2])}")
 
 
-def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts, restarts: int = 1) -> bool:
-    """Hold that the ranks were started again so often, and that what was saved could be loaded."""
+def _hold_recovered(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts, restarts: int = 1) -> None:
+    """Hold that the ranks were started again so often, and that what was saved was gone on from."""
     code = facts.exit_codes[-1]
     attempts = 1 + max((trace.attempt for trace in facts.traces[-1]), default=0)
     later = [one_line(one) for one in facts.incidents if (one.attempt or 0) >= restarts and one.kind != "slow"]
@@ -198,13 +203,20 @@ def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts, restar
             False,
             "",
             "what was saved before the fault could not be gone on from",
-            "write each checkpoint under another name, rename it when it is whole, and keep the one before it",
+            cure_of_torn(baseline.end),
         )
-    elif has_recovered and not _resumed_at(baseline, facts):
-        ledger.skip("save complete", "the ranks began anew: see the steps that are lost")
     elif has_recovered:
-        ledger.hold("save complete", True, f"gone on after {count_words(_resumed_at(baseline, facts))}", "")
-    return has_recovered
+        resume = last_resume(baseline, facts)
+        lost = _find_lost(plan, baseline, facts, resume)
+        after = _resumed_at(baseline, facts) if resume.after is None else resume.after
+        if lost.why is None and not after:
+            ledger.skip("save complete", "nothing was saved before the fault")
+        elif lost.is_of_loading or not after:
+            ledger.skip("save complete", "the newest one was not gone on from: see the steps that are lost")
+        else:
+            ledger.hold("save complete", True, f"gone on after {count_words(after)}", "")
+    if has_recovered:
+        _hold_lost(ledger, plan, baseline, facts)
 
 
 def _resumed_at(baseline: Baseline, facts: JobFacts) -> int:
@@ -212,27 +224,57 @@ def _resumed_at(baseline: Baseline, facts: JobFacts) -> int:
     return max(0, baseline.steps - min((len(trace.steps) for trace in facts.last_attempt), default=baseline.steps))
 
 
-def _hold_lost(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
-    """Hold that no more is run again than what came after the newest save of the attempt that was struck."""
+@attrs.frozen
+class _Lost:
+    """The steps that were run again after a fault, and by what."""
+
+    steps: int
+    reached: int
+    """How many the struck rank had done."""
+    why: str | None = None
+    """What is wrong with that; None: no more than came after the newest save."""
+    cure: str | None = None
+    is_of_loading: bool = False
+    """Whether the newest save was not gone on from; else the place in the epoch is lost."""
+
+
+def _find_lost(plan: Plan, baseline: Baseline, facts: JobFacts, resume: Resume) -> _Lost:
+    """Return whether more is run again than what came after the newest save of the attempt that was struck."""
     lost = _lost(baseline, facts, plan.rank)
     struck = [trace for trace in facts.traces[0] if trace.attempt == 0]
     reached = max((len(trace.steps) for trace in struck if trace.rank == plan.rank), default=0)
-    if not baseline.saves:
-        ledger.skip("steps lost", f"the script saves nothing: all {count_words(lost)} were run again")
-        return
     saved = sorted({after for trace in struck for after in trace.saves}, reverse=True)
     # Where a save was struck, it is the newest one. Else one behind the newest step may lack the rank that died before.
     is_in_save = plan.kind in ("disk-full", "corrupt-checkpoint") or plan.where == "save"
     good = saved[1:] if is_in_save else [after for after in saved if after < reached]
+    newest = good[0] if good else 0
     later = [len(trace.steps) for trace in facts.traces[0] if trace.rank == plan.rank]
-    most = reached - (good[0] if good else 0) + sum(later[1:-1])
-    ledger.hold(
-        "steps lost",
-        lost <= most + _SLACK_STEPS,
-        f"{lost}, of {reached} since the start",
-        f"{count_words(lost)} were run again, and the newest save was {count_words(most)} before the fault",
-        "load the newest checkpoint at the start of the script",
-    )
+    most = max(0, reached - newest + sum(later[1:-1]))
+    if lost <= most + SLACK_STEPS:
+        return _Lost(lost, reached)
+    traces, after = facts.last_attempt, resume.after
+    if after is not None and after and after >= newest - SLACK_STEPS:
+        why = f"{_place_words(after, resume.more)}: the place in the epoch is lost"
+        return _Lost(lost, reached, why, cure_of_place(traces, resume))
+    if after:
+        why = f"gone on after {count_words(after)}, and the newest save was after {newest}"
+    else:
+        began = " from the start" if after == 0 else ""
+        why = f"{count_words(lost)} were run again{began}, and the newest save was {count_words(most)} before the fault"
+    return _Lost(lost, reached, why, cure_of_loading(traces), is_of_loading=True)
+
+
+def _place_words(after: int, more: int) -> str:
+    return f"gone on with the state after {count_words(after)}, and {more} more were run than were left"
+
+
+def _hold_lost(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
+    lost = _find_lost(plan, baseline, facts, last_resume(baseline, facts))
+    if not baseline.saves:
+        ledger.skip("steps lost", f"the script saves nothing: all {count_words(lost.steps)} were run again")
+        return
+    told = f"{lost.steps}, of {lost.reached} since the start"
+    ledger.hold("steps lost", lost.why is None, told, lost.why or "", lost.cure)
 
 
 def _lost(baseline: Baseline, facts: JobFacts, rank: int | None = None) -> int:
@@ -261,8 +303,7 @@ def _judge_disk_full(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: Job
         _hold_named(ledger, plan, crash)
     _hold_others(ledger, facts, crash)
     if crash is not None:
-        if _hold_recovered(ledger, baseline, facts):
-            _hold_lost(ledger, plan, baseline, facts)
+        _hold_recovered(ledger, plan, baseline, facts)
         return
     _hold_undisturbed(ledger, facts, "the training went on past the save that failed")
 
@@ -328,19 +369,14 @@ def _judge_nan(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts)
 # -- the stop that was asked for
 
 
-_STOP_CURE = (
-    "call preemption.check() once per step on every rank; where it is True, save and call preemption.exit(). A handler "
-    "of SIGTERM of the script's own has to call the one that was there before it"
-)
-
-
 def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
     found = next((one for one in facts.incidents if one.kind == "preemption"), None)
     first = facts.traces[0]
-    ran_on = bool(first) and all(len(trace.steps) >= baseline.steps for trace in first)
     agreed = bool(facts.named(Event.STOP_AGREED))
+    ran_on = not agreed and bool(first) and all(len(trace.steps) >= baseline.steps for trace in first)
     asked_at = baseline.numbers.index(plan.step) if plan.step in baseline.numbers else 0
     ended = [event.get("rank") for event in facts.named(Event.RANK_EXIT) if event.get("signal")]
+    stop_cure = cure_of_stop(baseline.end)
     ledger.hold(
         "noticed",
         found is not None and (agreed or not ran_on),
@@ -348,7 +384,7 @@ def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFa
         f"asked to leave at step {plan.step}, the job ran on to its end, {count_words(baseline.steps - asked_at)} later"
         if ran_on
         else "no incident tells of it",
-        _STOP_CURE,
+        stop_cure,
     )
     _hold_others(ledger, facts, found)
     code = facts.exit_codes[0]
@@ -365,26 +401,43 @@ def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFa
         not ended,
         "by themselves",
         f"rank {ended[0] if ended else ''} did not leave by itself, and was ended by a signal",
-        _STOP_CURE,
+        stop_cure,
     )
     if ran_on:
-        ledger.hold("save complete", False, "", "nothing was saved for the signal: it was not heeded", _STOP_CURE)
+        ledger.hold("save complete", False, "", "nothing was saved for the signal: it was not heeded", stop_cure)
     elif last == 0:
-        lost = _lost(baseline, facts)
-        goes_on_at, lost_words = _went_on_at(facts), count_words(lost)
-        where = f"after {count_words(_resumed_at(baseline, facts))}" if lost <= 1 else f"at step {goes_on_at}"
-        ledger.hold(
-            "save complete",
-            lost <= 1 or goes_on_at is not None,
-            f"saved at the stop, and gone on {where}",
-            f"the save at the signal does not work: {lost_words} were run again",
-            _STOP_CURE,
+        _hold_stop(ledger, baseline, facts, was_ended=bool(ended))
+
+
+def _hold_stop(ledger: _Ledger, baseline: Baseline, facts: JobFacts, *, was_ended: bool) -> None:
+    """Hold that the state was saved where the ranks stopped, and that the next start went on there."""
+    lost, resume, goes_on_at = _lost(baseline, facts), last_resume(baseline, facts), _went_on_at(facts)
+    traces = facts.last_attempt
+    reached = min((len(trace.steps) for trace in facts.traces[0]), default=0)
+    saved = max((after for trace in facts.traces[0] for after in trace.saves), default=0)
+    after = _resumed_at(baseline, facts) if resume.after is None else resume.after
+    is_gone_on = resume.after is not None and saved >= reached - 1 and resume.after >= reached - 1
+    is_kept = lost <= 1 or goes_on_at is not None or is_gone_on
+    where = f"at step {goes_on_at}" if goes_on_at is not None and lost > 1 else f"after {count_words(after)}"
+    why, cure = f"{count_words(lost)} were run again: nothing was saved at the signal", None
+    if was_ended:
+        pass  # the cure stands beside the rank that was ended
+    elif saved < reached - 1:
+        why = f"the ranks stopped after {count_words(reached)}, and saved nothing there: {lost} were run again"
+        cure = cure_of_stop(baseline.end, has_stopped=True)
+    else:
+        went = f"went on after {count_words(after)}" if after else "began anew"
+        why, cure = f"saved after {count_words(saved)}, and the next start {went}", cure_of_loading(traces)
+    ledger.hold("save complete", is_kept, f"saved at the stop, and gone on {where}", why, cure)
+    if is_kept and lost > 1:
+        more = (
+            f"gone on {where}, {count_words(lost)} more were run than without the stop: the place in the epoch is lost"
         )
-        more = f"gone on {where}, {lost_words} more were run than without the stop: the place in the epoch is lost"
-        is_place = goes_on_at is not None
-        ledger.hold(
-            "steps lost", lost <= 1, "0", more if is_place else lost_words, PLACE_IN_THE_DATA if is_place else None
-        )
+        ledger.hold("steps lost", False, "", more, cure_of_place(traces, resume))
+    elif is_kept:
+        ledger.hold("steps lost", True, "0", "")
+    else:
+        ledger.hold("steps lost", False, "", count_words(lost))
 
 
 def _went_on_at(facts: JobFacts) -> int | None:

@@ -96,6 +96,8 @@ class Baseline:
     shows_loss: bool
     end: tuple[RehearsedRank, ...]
     moments: KillMoments = attrs.field(factory=KillMoments)
+    is_one_process: bool = False
+    """Whether the script is one, however many are asked for."""
 
     @property
     def training_s(self) -> float:
@@ -228,6 +230,8 @@ def _impossible(kind: str, baseline: Baseline) -> str | None:
         return f"the job takes {baseline.steps} steps, too few to strike between them; let it take more"
     if kind in _OF_SAVES and not baseline.saves:
         return "the script saves nothing with torch.save"
+    if kind == "slow" and baseline.is_one_process:
+        return "the script is one process, so there is no other rank to compare it with"
     if kind == "slow" and baseline.ranks < 2:
         return "one rank alone is compared with nobody; use --nproc-per-node 2"
     if kind == "slow" and baseline.section is None:

@@ -64,6 +64,57 @@ def test_a_fault_of_integration_is_found(tmp_path: Path, script: str, fault: str
     assert (kept / ("undisturbed" if fault == "none" else fault) / "output.log").read_text()
 
 
+def rehearsed_alone(folder: Path, *faults: str, way: str = "") -> Rehearsed:
+    """Rehearse the training of one process."""
+    return rehearse(folder, *faults, script=SCRIPTS / "rehearsed_alone.py", arguments=(way,) if way else ())
+
+
+@pytest.mark.slow
+def test_a_script_of_one_process_is_no_two_copies_and_its_place_is_what_it_lost(tmp_path: Path) -> None:
+    """Two copies shared its checkpoint; and a save in mid-epoch was called one that does not work."""
+    done = rehearsed_alone(tmp_path, "kill")
+    assert (done.code, done.document["ranks"], done.document["processes"]) == (1, 1, "one"), done.screen
+    told = {promise["promise"]: promise for fault, promise in done.promises() if fault == "kill"}
+    failed = {name for name, promise in told.items() if promise["result"] == "FAIL"}
+    assert failed == {"steps lost", "end equal"}, done.screen
+    assert told["save complete"]["why"] == "gone on after 21 steps"
+    assert "9 more were run than were left: the place in the epoch is lost" in told["steps lost"]["why"]
+    assert {told[name]["cure"].partition(":")[0] for name in failed} == {"save and load the place in the data"}
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_script_of_one_process_that_keeps_its_place_passes(tmp_path: Path) -> None:
+    """At a kill, and at a stop."""
+    done = rehearsed_alone(tmp_path, "kill", "preempt", "slow", way="place")
+    assert done.code == 0, done.screen
+    assert {*done.results("kill").values(), *done.results("preempt").values()} == {"PASS"}, done.screen
+    assert done.results("slow") == {"rehearsed": "SKIPPED"}
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_stop_in_mid_epoch_that_loses_its_place_is_said_as_that(tmp_path: Path) -> None:
+    """The save at the signal works."""
+    done = rehearsed_alone(tmp_path, "preempt")
+    told = {promise["promise"]: promise for fault, promise in done.promises() if fault == "preempt"}
+    failed = {name for name, promise in told.items() if promise["result"] == "FAIL"}
+    assert failed == {"steps lost", "end equal"}, done.screen
+    assert "the place in the epoch is lost" in told["steps lost"]["why"], told
+    assert told["save complete"]["why"].startswith("saved at the stop"), told
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_script_that_starts_its_ranks_by_itself_is_run_once(tmp_path: Path) -> None:
+    """Nothing strikes in them, and it is said how they become ranks of the launcher."""
+    done = rehearsed_alone(tmp_path, "kill", way="spawn")
+    assert (done.code, done.document["processes"]) == (0, "own"), done.screen
+    assert [one["fault"] for one in done.document["faults"]] == ["none"]
+    assert done.results("none")["rehearsed"] == "SKIPPED"
+    assert "resilience run --nproc-per-node N" in done.screen
+
+
 MOMENTS = ("kill-in-window", "kill-in-eval", "kill-at-epoch-end", "kill-in-save", "kill-twice")
 
 

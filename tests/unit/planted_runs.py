@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.rank.rehearsal import RehearsedRank
+from resilience_sdk.rank.rehearsal import RehearsedRank, RehearsedSave
 from resilience_sdk.rank.rehearsed_steps import StepLook
 from resilience_sdk.recorder.witness_ring import CONTENT, GENERATORS, LOSS, ORDER, RATES, WitnessedStep
 
@@ -69,6 +69,32 @@ def counted_behind(trace: RehearsedRank) -> RehearsedRank:
     before = [None, *(number for number, _ in trace.steps)]
     looks = tuple(attrs.evolve(look, at=before[place]) for place, look in enumerate(trace.looks))
     return attrs.evolve(trace, progress="optimizer", looks=looks)
+
+
+def attempt(
+    number: int,
+    first: int,
+    ran: int,
+    saves: tuple[int, ...] = (),
+    progress: str = "optimizer",
+    begins: float | None = None,
+) -> RehearsedRank:
+    """Return an attempt that has weights of `first` steps at its begin, and whose loop counts from 0.
+
+    `begins`: other weights than those.
+    """
+    weights = [(float(first + step), 1.0) for step in range(ran + 1)]
+    if begins is not None:
+        weights[0] = (begins, 1.0)
+    ahead = 1 if progress == "optimizer" else 0  # there a step is counted behind it
+    looks = tuple(
+        StepLook(None if step < ahead else step - ahead, 1, 0.1, weights=weights[step]) for step in range(ran)
+    )
+    steps = tuple((step, float(step)) for step in range(ran))
+    saved = tuple(RehearsedSave(after, (weights[after],), ("optimizer",)) for after in saves)
+    return RehearsedRank(
+        number, 0, steps, saves, progress=progress, looks=looks, saved=saved, loaded=("optimizer",) if number else ()
+    )
 
 
 Change = Callable[[RehearsedRank, int], RehearsedRank]

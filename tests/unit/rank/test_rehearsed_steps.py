@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from resilience_sdk.rank.rehearsal import read_traces
 from resilience_sdk.rank.rehearsed_steps import StepLook
 
 _TRAINING = """
@@ -60,3 +61,24 @@ def test_a_look_goes_through_json() -> None:
     """It comes back as it was."""
     look = StepLook(3, None, 0.0, {"torch": 7}, None, 2, (1.5, float("inf")), ())
     assert StepLook.from_json(json.loads(json.dumps(look.to_json()))["look"]) == look
+
+
+def test_what_was_counted_before_the_first_step_of_an_optimizer_is_no_step(tmp_path: Path) -> None:
+    """Collectives of the start are taken for steps, on a machine that is slow, until there is one of an optimizer."""
+    look = StepLook(0).to_json()
+    lines = [{"step": 0, "t": 1.0}, look, {"step": 0, "t": 2.0}, look, {"step": 1, "t": 3.0}, {"progress": "optimizer"}]
+    (tmp_path / "attempt-0-rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [trace] = read_traces(tmp_path)
+    assert trace.steps == ((0, 2.0), (1, 3.0))
+    assert [one.at for one in trace.looks] == [None, 0]
+
+
+def test_what_a_framework_writes_beside_our_checkpoints_does_not_count(tmp_path: Path) -> None:
+    """Lightning's own ModelCheckpoint, say: nobody resumes from it. Alone, it does."""
+    own, ours = {"save": "/a/b.ckpt", "t": 1.0}, {"save": None, "t": 2.0, "ours": True}
+    step = {"step": 0, "t": 0.5}
+    path = tmp_path / "attempt-0-rank-0.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (step, own)))
+    assert read_traces(tmp_path)[0].saves == (1,)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (own, step, ours, own)))
+    assert [(one.saves, len(one.saved)) for one in read_traces(tmp_path)] == [((1,), 1)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from planted_runs import PLANTED, of_look, run
+from planted_runs import PLANTED, attempt, of_look, run
 
 from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse import cures
@@ -115,6 +115,33 @@ def test_the_cure_is_that_of_the_way_in(framework: str) -> None:
     assert f"resilience_sdk.adapters.{framework}." in (told.cure or "")
     with_adapter = judged(job(planted("samples", 0, 1), OTHER, frameworks=(framework,), adapters=(framework,)))
     assert "samplers draw from torch's generators" in (with_adapter.cure or "")
+
+
+def test_steps_that_do_not_belong_to_each_other_are_not_compared() -> None:
+    """A loop that began its epoch anew: what differs first would be whatever the misplaced steps show."""
+    before = learn(job((attempt(0, 0, 20, (7, 14)),)), 1)
+    told = judge_end("kill", before, job((attempt(0, 0, 10, (7,)), attempt(1, 7, 17))), job((attempt(0, 0, 20),)))
+    assert told is not None
+    assert (told.result, told.component, told.step) == (FAIL, "samples", None)
+    assert told.why.startswith("gone on with the state after 7 steps, and 4 more were run than were left")
+
+
+def test_a_state_that_is_in_the_save_is_only_to_be_loaded() -> None:
+    """And one that is loaded is not to be saved: no cure is done already."""
+    rate = PLANTED["learning rate"]
+
+    def cure(saved: tuple[str, ...], loaded: tuple[str, ...]) -> str:
+        first = attempt(0, 0, 10, (7,))
+        first = attrs.evolve(first, saved=tuple(attrs.evolve(one, kinds=saved) for one in first.saved))
+        last = rate(attrs.evolve(attempt(1, 7, 13), loaded=loaded), 4)
+        told = judge_end("kill", learn(job((attempt(0, 0, 20),)), 1), job((first, last)), job((attempt(0, 0, 20),)))
+        assert told is not None
+        assert told.component == "learning rate", told
+        return told.cure or ""
+
+    assert cure((), ()).startswith("save and load the scheduler's state_dict()")
+    assert cure(("scheduler",), ()) == "load the scheduler's state, which is in the checkpoint"
+    assert cure(("scheduler",), ("scheduler",)).startswith("the scheduler's state is loaded: set no learning rate")
 
 
 def test_a_loop_without_witnesses_is_shown_the_way_to_its_place() -> None:

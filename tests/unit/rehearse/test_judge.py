@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
+from planted_runs import attempt
 
 from resilience_sdk.core.settings.fields import Settings
 from resilience_sdk.faults import Plan
@@ -109,6 +110,7 @@ def test_without_saves_it_strikes_in_the_middle() -> None:
         ("kill", {"steps": 3}, "too few"),
         ("disk-full", {"saves": ()}, "saves nothing"),
         ("slow", {"ranks": 1}, "compared with nobody"),
+        ("slow", {"ranks": 1, "is_one_process": True}, "the script is one process"),
         ("slow", {}, "no section"),
         ("slow", {"section": "fwd", "steps": 20}, "windows of 8 steps"),
         ("nan", {}, "numerics.check"),
@@ -294,6 +296,91 @@ def test_a_job_that_began_anew_has_no_save_that_was_gone_on_from() -> None:
     assert (told["steps lost"], told["save complete"]) == (FAIL, SKIPPED)
 
 
+def with_weights(first: int, ran: int, number: int, saves: tuple[int, ...] = (), **facts: Any) -> RehearsedRank:
+    """Return rank 0 of an attempt, whose weights show where it began."""
+    return attrs.evolve(attempt(number, first, ran, saves), **facts)
+
+
+ONE = learn(job((with_weights(0, STEPS, 0, (10, 20, 30, 40)),)), 1)
+KILL = Plan("kill", "sigkill", rank=0, step=25)
+
+
+def told_of_a_kill(*attempts: RehearsedRank) -> dict[str, judging.PromiseResult]:
+    """Return each promise of a kill of the one rank behind 26 steps."""
+    facts = job(attempts, incidents=(incident("crash", 0),), events=struck(KILL))
+    return {one.promise: one for one in judge("kill", KILL, ONE, facts)}
+
+
+def test_a_place_that_is_lost_is_no_save_that_was_not_loaded() -> None:
+    """As many steps are run again, and the cure is another one."""
+    told = told_of_a_kill(with_weights(0, 26, 0, (10, 20)), with_weights(20, 30, 1, (10, 20)))
+    assert (told["save complete"].result, told["save complete"].why) == (PASS, "gone on after 20 steps")
+    lost = told["steps lost"]
+    assert (
+        lost.why == "gone on with the state after 20 steps, and 10 more were run than were left: "
+        "the place in the epoch is lost"
+    )
+    assert "place in the data" in (lost.cure or "")
+    anew = told_of_a_kill(with_weights(0, 26, 0, (10, 20)), with_weights(0, STEPS, 1, (30, 40)))
+    assert anew["save complete"].result == SKIPPED
+    assert "were run again from the start" in anew["steps lost"].why
+    older = told_of_a_kill(with_weights(0, 26, 0, (10, 20)), with_weights(10, 30, 1, (20, 30)))
+    assert older["save complete"].result == SKIPPED
+    assert older["steps lost"].why == "gone on after 10 steps, and the newest save was after 20"
+    assert (
+        older["steps lost"].cure == anew["steps lost"].cure == "load the newest checkpoint at the start of the script"
+    )
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate"])
+def test_a_framework_without_its_adapter_has_one_cure(name: str) -> None:
+    """The one line that does it all, and never a loop of its own."""
+    anew = with_weights(0, 26, 0, (10, 20)), with_weights(0, STEPS, 1, (30, 40), frameworks=(name,))
+    assert f"resilience_sdk.adapters.{name}." in (told_of_a_kill(*anew)["steps lost"].cure or "")
+    place = with_weights(0, 26, 0, (10, 20)), with_weights(20, 30, 1, (10, 20), frameworks=(name,))
+    assert f"resilience_sdk.adapters.{name}." in (told_of_a_kill(*place)["steps lost"].cure or "")
+    there = with_weights(0, STEPS, 1, (30, 40), frameworks=(name,), adapters=(name,))
+    cure = told_of_a_kill(anew[0], there)["steps lost"].cure or ""
+    assert f"docs/adapters/{name}.md" in cure
+    assert "callbacks of the Trainer:" not in cure
+
+
+def told_of_a_stop(*starts: RehearsedRank) -> dict[str, judging.PromiseResult]:
+    """Return each promise of a stop that was agreed, behind 28 steps."""
+    plan = Plan("preempt", rank=0, step=25, to="job")
+    events = struck(plan, {"event": "stop_agreed"})
+    facts = job(*((one,) for one in starts), codes=(75, 0), incidents=(incident("preemption"),), events=events)
+    return {one.promise: one for one in judge("preempt", plan, ONE, facts)}
+
+
+def test_what_went_wrong_at_a_stop_is_said_as_what_it_is() -> None:
+    """Nothing saved there, saved and not loaded, loaded and the place lost."""
+    good = told_of_a_stop(with_weights(0, 28, 0, (10, 20, 28)), with_weights(28, 12, 0, (2, 12)))
+    assert {one.result for one in good.values()} == {PASS}
+    place = told_of_a_stop(with_weights(0, 28, 0, (10, 20, 28)), with_weights(28, 20, 0, (2, 12)))
+    assert place["save complete"].result == PASS
+    assert "the place in the epoch is lost" in place["steps lost"].why
+    unsaved = told_of_a_stop(with_weights(0, 28, 0, (10, 20)), with_weights(20, 20, 0, (10, 20)))
+    assert "saved nothing there" in unsaved["save complete"].why
+    assert "where preemption.check() is True, save" in (unsaved["save complete"].cure or "")
+    unloaded = told_of_a_stop(with_weights(0, 28, 0, (10, 20, 28)), with_weights(0, STEPS, 0, (10, 20)))
+    assert unloaded["save complete"].why == "saved after 28 steps, and the next start began anew"
+    assert "load the newest" in (unloaded["save complete"].cure or "")
+
+
+def test_a_fault_before_the_first_save_has_no_save_to_judge() -> None:
+    """It began anew, as it had to."""
+    told = told_of_a_kill(with_weights(0, 26, 0), with_weights(0, STEPS, 1, (30, 40)))
+    assert (told["save complete"].result, told["save complete"].why) == (SKIPPED, "nothing was saved before the fault")
+    assert told["steps lost"].result == PASS
+
+
+def test_a_stop_at_the_end_was_heeded() -> None:
+    """Ranks that ask once per epoch come to it at the end of the last."""
+    told = told_of_a_stop(with_weights(0, STEPS, 0, (10, 20, 40)), with_weights(STEPS, 0, 0))
+    assert {one.result for one in told.values()} == {PASS}
+
+
 # -- faults that cost nothing
 
 
@@ -411,7 +498,13 @@ def test_where_the_ends_differ_is_told_and_what_follows_from_the_ranks() -> None
     assert one is not None
     assert all_ranks.why.startswith("the weights end otherwise")
     assert one.why.startswith("the weights of rank 1 alone end otherwise")
-    assert all(told.why.endswith("number 1, shape [4, 2], by 5.0e-01 of its norm") for told in (all_ranks, one))
+    assert all(
+        "weight 1 of the optimizers, shape [4, 2] by 5.0e-01 of its norm" in told.why for told in (all_ranks, one)
+    )
+    named = learn(job(both(names=("fc.bias", "fc.weight"))), 2)
+    by_name = judge_end("kill", named, job(both(weights=moved)), UNDISTURBED)
+    assert by_name is not None
+    assert by_name.why.endswith("norm or sum of fc.weight by 5.0e-01 of its norm")
     assert (all_ranks.cure, one.cure) == (ALL_OF_THE_STATE, STATE_OF_EACH)
 
 
