@@ -43,13 +43,7 @@ _EVALUATIONS = ("eval", "valid")
 """Parts of the names of sections in which a training is evaluated."""
 _PASSES = ("fwd", "forward", "bwd", "backward")
 _ADAPTERS = "resilience_sdk.adapters."
-_FRAMEWORKS: Mapping[str, frozenset[str]] = {
-    "lightning": frozenset({"lightning.pytorch.trainer", "pytorch_lightning.trainer"}),
-    "transformers": frozenset({"transformers.trainer"}),
-    "deepspeed": frozenset({"deepspeed.runtime.engine"}),
-    "megatron": frozenset({"megatron.core"}),
-    "accelerate": frozenset({"accelerate.accelerator"}),
-}
+_FRAMEWORKS = ("lightning", "transformers", "deepspeed", "megatron", "accelerate")
 
 
 @attrs.frozen
@@ -97,7 +91,7 @@ class RehearsedRank:
     witnessed: tuple[WitnessedStep, ...] = ()
     """The steps of its witness ring; empty where its way in has none, or it was killed."""
     frameworks: tuple[str, ...] = ()
-    """Those that it has imported."""
+    """Those that it trains with, by a trainer, engine or accelerator that was made."""
     adapters: tuple[str, ...] = ()
     """Those of ours that it trains with, by the names of their frameworks."""
     evaluations: tuple[tuple[str, int], ...] = ()
@@ -136,6 +130,7 @@ def observe(directory: str, session: WatchedSession) -> None:
     torch_saves.listen(writer.save)
     torch_saves.look_into(writer.saving)
     rehearsed_states.watch_loads(writer.loaded)
+    rehearsed_states.watch_frameworks(writer.made)
     when_imported("torch.optim.optimizer", writer.hook)
     writer.processes.install()
     writer.looks.install()
@@ -155,6 +150,7 @@ class _TraceWriter:
         self._names: list[str] = []
         self._kinds: list[str] = []
         self._loaded: set[str] = set()
+        self._frameworks: list[str] = []
         self._checkpoints = os.path.join(os.path.realpath(session.config.run_dir), "checkpoints", "")
         self.processes = ProcessWatch(self._write, session.identity.world_size, path.parent / SEEN_ENOUGH)
         self.looks = StepLooks(lambda look: self._write(**look.to_json()))
@@ -200,6 +196,10 @@ class _TraceWriter:
         )
         self._write(save=place, t=time.monotonic(), saved_weights=weights, kinds=self._kinds, ours=is_ours)
 
+    def made(self, framework: str) -> None:
+        if framework not in self._frameworks:
+            self._frameworks.append(framework)
+
     def loaded(self, kind: str) -> None:
         if not self._optimizers and kind not in self._loaded:
             self._loaded.add(kind)
@@ -228,7 +228,7 @@ class _TraceWriter:
             names=self._names,
             witnessed=self._witnessed(),
             inner=self._inner(),
-            frameworks=[name for name, modules in _FRAMEWORKS.items() if modules & sys.modules.keys()],
+            frameworks=[*self._frameworks, *(["megatron"] if "megatron.core" in sys.modules else [])],
             # Lightning imports ours by an entry point: only one that beats is in use.
             adapters=[name for name in _FRAMEWORKS if source == "heartbeats" and f"{_ADAPTERS}{name}" in sys.modules],
         )

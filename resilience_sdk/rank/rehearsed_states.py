@@ -33,6 +33,16 @@ _LOADS = (
 )
 
 
+_MADE = (
+    ("lightning", "lightning.pytorch.trainer.trainer", "Trainer"),
+    ("lightning", "pytorch_lightning.trainer.trainer", "Trainer"),
+    ("transformers", "transformers.trainer", "Trainer"),
+    ("accelerate", "accelerate.accelerator", "Accelerator"),
+    ("deepspeed", "deepspeed.runtime.engine", "DeepSpeedEngine"),
+)
+"""A framework is in use where one of these is made: models of transformers import Accelerate, say, and use it not."""
+
+
 def kinds_of(saved: Any) -> list[str]:
     """Return the kinds of states that are in what was saved, but for weights."""
     return sorted({kind for one in _within(saved, _DEPTH) if (kind := _kind(one)) is not None})
@@ -65,6 +75,12 @@ def watch_loads(leave: Callable[[str], object]) -> None:
     for module, owner, method, kind in _LOADS:
         when_imported(module, functools.partial(_wrap, owner, method, kind, leave))
     when_imported("torch.random", functools.partial(_wrap, None, "set_rng_state", GENERATORS, leave))
+
+
+def watch_frameworks(leave: Callable[[str], object]) -> None:
+    """Have `leave` hear of each framework that the script begins to train with."""
+    for name, module, owner in _MADE:
+        when_imported(module, functools.partial(_wrap, owner, "__init__", name, leave))
 
 
 def _wrap(owner: str | None, method: str, kind: str, leave: Callable[[str], object], module: Any) -> None:

@@ -181,7 +181,7 @@ def _is_near(one: float, other: float, most: float) -> bool:
 
 def _words(kind: _Kind, before: Part, now: Part) -> str:
     if before.words != now.words:
-        return f"{now.words} instead of {before.words}"
+        return f"{now.words} instead of {before.words.removeprefix(kind.name).lstrip()}"
     if kind.component == GENERATORS:
         return f"{kind.name} in another state"
     return {
@@ -245,7 +245,8 @@ def _of_look(look: StepLook, *, knows_order: bool) -> Iterator[tuple[str, Part]]
     for name, number in look.generators.items():
         if name in _GENERATORS:
             yield _GENERATORS[name].name, Part((number,))
-    yield _GRADIENTS.name, Part(measures=look.gradients)
+    if look.gradients:  # a step that computes them by itself, in a closure, has none yet the first time
+        yield _GRADIENTS.name, Part(measures=look.gradients)
 
 
 def _of_witness(one: WitnessedStep) -> Iterator[tuple[str, Part]]:

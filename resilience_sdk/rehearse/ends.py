@@ -18,7 +18,7 @@ from resilience_sdk.rehearse.cures import cure_of, cure_of_place, cure_of_record
 from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, PromiseResult
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
 from resilience_sdk.rehearse.records import RecordDifference
-from resilience_sdk.rehearse.resumes import SLACK_STEPS, last_resume
+from resilience_sdk.rehearse.resumes import last_resume
 
 _PROMISE = "end equal"
 
@@ -96,7 +96,7 @@ def variation_words(variation: Mapping[str, int]) -> str:
 
 def _broken(baseline: Baseline, first: Difference | None, apart: Distance | str, facts: JobFacts) -> PromiseResult:
     every, resume = len(baseline.end), last_resume(baseline, facts)
-    if resume.after is not None and resume.more > SLACK_STEPS:
+    if resume.after is not None and resume.more > 0:
         # The steps of both runs do not belong to each other, so what differs between them says nothing.
         why = (
             f"gone on with the state after {count_words(resume.after)}, and {resume.more} more were run than were "

@@ -44,6 +44,8 @@ def last_resume(baseline: Baseline, facts: JobFacts) -> Resume:
         likely = baseline.steps - ran if is_last else baseline.steps
         began.append(_origin(attempts[:number], began, attempts[number], baseline.progress, likely))
     after = began[-1]
+    if after == 0 and (loaded := _loaded_behind_a_step(attempts[:-1], began, last)):
+        after, ran = loaded, ran - 1
     before = [save for traces in attempts[:-1] for trace in traces for save in trace.saved]
     return Resume(
         after,
@@ -88,6 +90,24 @@ def _origin(
         if found:
             return min(found, key=lambda after: abs(after - likely))
     return None
+
+
+def _loaded_behind_a_step(
+    earlier: Sequence[Sequence[RehearsedRank]], began: Sequence[int | None], now: Sequence[RehearsedRank]
+) -> int:
+    """Return the save that was loaded behind one step of the optimizer, which makes its state; 0: there is none."""
+    second = {trace.rank: trace.looks[1].weights for trace in now if len(trace.looks) > 1 and trace.looks[1].weights}
+    return max(
+        (
+            origin + save.after
+            for origin, traces in zip(began, earlier, strict=False)
+            if origin is not None
+            for trace in traces
+            for save in trace.saved
+            if second.get(trace.rank) in save.weights and origin + save.after > 1
+        ),
+        default=0,
+    )
 
 
 def _states(trace: RehearsedRank, progress: str | None) -> Iterator[tuple[int, tuple[float, ...]]]:

@@ -41,11 +41,12 @@ def test_the_kinds_of_what_is_saved(saved: Any, kinds: list[str]) -> None:
 
 def test_weights_have_the_names_of_the_outermost_module() -> None:
     """Without what a wrapper puts before them; a weight of no module has none."""
-    loose = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([*MODEL.parameters(), loose], lr=0.1)
+    # Made here: a test runner may have frozen what was there before, which nobody can look through then.
+    model, loose = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([*model.parameters(), loose], lr=0.1)
     assert names_of(optimizer) == ["0.weight", "0.bias", "1.weight", "1.bias", ""]
     wrapped = nn.Module()
-    wrapped.module = MODEL
+    wrapped.module = model
     assert names_of(optimizer)[0] == "0.weight"
     assert names_of(torch.optim.SGD([loose], lr=0.1)) == []
     del wrapped
@@ -69,6 +70,10 @@ def work(*args):
     pass
 
 def main(way):
+    if way in ("imports", "makes"):
+        from accelerate import Accelerator
+        rehearsed_states.watch_frameworks(lambda name: leave(made=name))
+        accelerator = Accelerator(cpu=True) if way == "makes" else None
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
@@ -101,11 +106,15 @@ if __name__ == "__main__":
         ("group", 2, [{"group": 1}]),
         ("spawn", 2, [{"started": "torch.multiprocessing.spawn", "is_rank": True}, {"alone": True}]),
         ("process", 1, [{"started": "work", "is_rank": True}, {"started": "work", "is_rank": True}, {"alone": True}]),
+        ("imports", 1, [{"alone": True}]),
+        ("makes", 1, [{"made": "accelerate"}, {"alone": True}]),
         ("loads", 1, [{"loaded": "optimizer"}, {"loaded": "scheduler"}, {"loaded": "generators"}, {"alone": True}]),
     ],
 )
 def test_what_a_rank_sees_of_itself(tmp_path: Path, way: str, size: int, facts: list[dict[str, Any]]) -> None:
     """Once, and not by the workers of a loader; only one of several says that enough is seen, and waits."""
+    if way in ("imports", "makes"):
+        pytest.importorskip("accelerate")
     script, flag = tmp_path / "watched.py", tmp_path / "flag"
     script.write_text(_WATCHED)
     done = subprocess.run(

@@ -136,10 +136,10 @@ def test_steps_of_several_optimizers_and_of_none_are_compared() -> None:
         (of_ring(order=lambda value: value + 1), "other samples in batch 5 of epoch 0"),
         (
             of_look(rates=lambda value: 0, rate=lambda value: 0.5),
-            "learning rate 0.5 instead of learning rate 0.0166667",
+            "learning rate 0.5 instead of 0.0166667",
         ),
         (of_look(rates=lambda value: 0), "another learning rate of a group behind the first"),
-        (of_ring(loss=lambda value: 3.0), "loss 3 instead of loss 0.333333"),
+        (of_ring(loss=lambda value: 3.0), "loss 3 instead of 0.333333"),
     ],
 )
 def test_it_is_said_in_words(change: Change, words: str) -> None:
@@ -188,3 +188,13 @@ def test_what_nobody_has_seen_is_not_compared() -> None:
     assert compare(run(), (), {}) == compare((), run(), {})
     found = compare(run(), tuple(attrs.evolve(one, looks=(), witnessed=()) for one in run()), {})
     assert (found.steps, found.names, found.first) == (0, (), None)
+
+
+def test_a_step_that_has_no_gradients_yet_is_not_compared_by_them() -> None:
+    """Where a closure computes them, as in Lightning, the first step of a process has none, and later ones old ones."""
+    other = tuple(
+        attrs.evolve(one, looks=(attrs.evolve(one.looks[0], gradients=()), *one.looks[1:])) for one in run(first=10)
+    )
+    found = compare(run(), other, {})
+    assert found.first is None
+    assert "gradients" in found.names

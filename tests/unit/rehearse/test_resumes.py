@@ -59,3 +59,10 @@ def test_weights_that_stood_still_are_no_place_that_is_lost() -> None:
 
     resume = found(still(attempt(0, 0, 12, (7,))), still(attempt(1, 7, 13)))
     assert (resume.after, resume.more) == (7, 0)
+
+
+def test_a_step_that_only_makes_the_optimizers_state_is_none() -> None:
+    """As `torch.distributed.checkpoint` makes it before it loads: with the weights of the start, and counted."""
+    last = attempt(1, 6, 14)
+    last = attrs.evolve(last, looks=(attrs.evolve(last.looks[0], weights=(0.0, 1.0)), *last.looks[1:]))
+    assert found(attempt(0, 0, 10, (7,)), last) == found(attempt(0, 0, 10, (7,)), attempt(1, 7, 13))
