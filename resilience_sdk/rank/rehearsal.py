@@ -101,7 +101,8 @@ class RehearsedRank:
     inner: str | None = None
     """A section that is passed more than once in a step, as where gradients are added up within it."""
     group: int | None = None
-    """How many processes the process group had at the first step of an optimizer; None: it had joined none."""
+    """How many processes the process group had at the first step of an optimizer, or at the end where there was none;
+    None: it had joined no group."""
     alone: bool = False
     """Whether it had joined none, and nothing else by which processes are joined was there."""
     saved: tuple[RehearsedSave, ...] = ()
@@ -217,6 +218,7 @@ class _TraceWriter:
     def end(self) -> None:
         if self._session.pid != os.getpid():
             return
+        self.processes.ended()
         weights = None
         with contextlib.suppress(Exception):  # the GPU may be gone by now; the run has ended as it should
             weights = [_measure(weight) for weight in self._weights()]

@@ -61,6 +61,12 @@ class ProcessWatch:
             self._leave(alone=True)
             self._wait()
 
+    def ended(self) -> None:
+        """Note at the end whether it has joined others, where it came to no step."""
+        if not self._is_known and (size := group_size()) is not None:
+            self._is_known = True
+            self._leave(group=size)
+
     def _started(self, child: Any) -> None:
         target = getattr(child, "_target", None)
         module = getattr(target, "__module__", None) or ""

@@ -46,7 +46,10 @@ def decide(facts: JobFacts, ranks: int) -> Processes:
         return Processes(ONE, 1, told)
     if ranks > 1 and facts.exit_codes[-1] != 0:
         return Processes(
-            ONE, 1, f"{ranks} processes fail before they have joined a process group: once more as one", is_trial=True
+            ONE,
+            1,
+            f"{ranks} processes fail, and none was seen to join a process group: once more as one",
+            is_trial=True,
         )
     return Processes(UNKNOWN, ranks)
 
