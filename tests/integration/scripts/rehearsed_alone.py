@@ -18,7 +18,7 @@ from resilience_sdk import preemption
 
 WAY = sys.argv[1] if len(sys.argv) > 1 else ""
 FILE = "checkpoint.pt"
-EPOCHS, PER_EPOCH = 4, 12
+EPOCHS, PER_EPOCH = 3, 16
 
 
 def save(model, optimizer, step: int) -> None:
