@@ -117,6 +117,7 @@ class RankTime:
     _last: tuple[Doing, bool, SectionUse | str] | None = None
     _until_ns: int = 0
     _open_ns: dict[tuple[str, str] | None, float] = attrs.field(factory=dict)  # by section, None: the step
+    _has_blocks: bool = False  # heartbeats that tell where a step begins
     _paused_ns: float = 0.0  # of a pause that lasts; one that is over is no part of the blocks that hold it
 
     @property
@@ -221,7 +222,10 @@ class RankTime:
             self._known[key] = max(count, self._known.get(key, 0))
             if new.kind in BEAT_KINDS and new.name != EVALUATION:
                 first = max(first, 1)
-                self.brackets_steps = new.kind != "pulse"
+                if new.kind != "pulse" and not self._has_blocks:
+                    # Pulses before were those of a preparation.
+                    self._has_blocks, self.brackets_steps, self._steps_ns = True, True, 0.0
+                self.brackets_steps = self._has_blocks
             counted = new.samples_ns[max(0, first - new.start) :]
             if count <= first or not counted:
                 continue
@@ -230,7 +234,7 @@ class RankTime:
             if new.kind in _OWN and part_of(new.name, new.kind) is None:
                 self._note_own(new, count - first, counted)
             if new.kind in BEAT_KINDS and new.name != EVALUATION:
-                self._steps_ns += took_ns
+                self._steps_ns += took_ns if self._is_step(new.name, new.kind) else 0.0
             elif (part := part_of(new.name, new.kind)) is not None and new.kind not in BEAT_KINDS:
                 self.parts_seen.add(part)
                 self._done_ns[new.name, new.kind] = self._done_ns.get((new.name, new.kind), 0.0) + took_ns
@@ -248,11 +252,15 @@ class RankTime:
             took_ns = known * mean_ns + passed * sum(usual) / len(usual)
             self._own[new.name, new.kind] = known + passed, took_ns / (known + passed)
 
+    def _is_step(self, name: str, kind: str) -> bool:
+        """Tell whether a heartbeat, or the time since a pulse, is a step: a pulse is none beside heartbeats."""
+        return kind in BEAT_KINDS and name != EVALUATION and not (kind == "pulse" and self._has_blocks)
+
     def _note_places(self, lane: LaneView) -> None:
         in_step = False
         for one in lane.stack:
             if one.kind in BEAT_KINDS:
-                in_step = in_step or one.name != EVALUATION
+                in_step = in_step or self._is_step(one.name, one.kind)
             else:
                 self._inside.setdefault((one.name, one.kind), [0, 0])[in_step] += 1
 
@@ -268,7 +276,7 @@ class RankTime:
         for one in lane.stack:
             lasts_ns = float(max(0, self._until_ns - max(one.entered_ns, began_ns)))
             if one.kind in BEAT_KINDS:
-                if one.name != EVALUATION and is_alive and not (is_over and one.kind == "pulse"):
+                if self._is_step(one.name, one.kind) and is_alive and not (is_over and one.kind == "pulse"):
                     found.setdefault(None, lasts_ns)
             elif part_of(one.name, one.kind) is not None and not any(key is not None for key in found):
                 found[one.name, one.kind] = lasts_ns
@@ -323,7 +331,7 @@ class RankTime:
         entered_ns = float(since_ns)
         for one in lane.stack:
             part = part_of(one.name, one.kind)
-            if part is not None or one.kind in BEAT_KINDS:
+            if part is not None or self._is_step(one.name, one.kind):
                 place, entered_ns = part or "step", max(entered_ns, one.entered_ns)
             if part is not None:
                 break

@@ -6,10 +6,11 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_rank import Act, SimulatedRank
+from simulated_rank import NS, Act, SimulatedRank
 
 from resilience_sdk.goodput.rank_time import Doing, RankTime, Spent, node_spent
 from resilience_sdk.goodput.step_time import is_evaluation
+from resilience_sdk.recorder.page_reader import LanePasses, OpenSection
 
 STEP = Act("step", 0.2)
 
@@ -165,3 +166,17 @@ def test_a_step_that_is_never_complete_takes_nothing_from_those_that_are() -> No
     rank.look(account, at, is_alive=False)
     assert account.spent.productive_s == pytest.approx(4.0)
     assert account.spent.standing_s == pytest.approx(at - 5.2, abs=0.6)
+
+
+def test_a_pulse_of_a_preparation_is_no_step_beside_heartbeats() -> None:
+    """An optimizer that stepped before the loop has left an interval open, for good."""
+    rank, account = SimulatedRank.of([Act("gap", 0.1), STEP] * 20), RankTime()
+    page = rank.page(5.0)
+    lane = attrs.evolve(page.lanes[0], stack=(OpenSection("optimizer", "pulse", NS, None, 1), *page.lanes[0].stack))
+    passes = [
+        LanePasses("optimizer", "pulse", 0, 0, [0, NS], False, 0),
+        LanePasses("step", "heartbeat", 0, 0, [NS, *[NS // 5] * 13], False, 1),
+    ]
+    account.look(attrs.evolve(page, lanes=(lane,)), passes, 5 * NS)
+    assert account.brackets_steps
+    assert account.spent.productive_s == pytest.approx(13 * 0.2)
