@@ -100,6 +100,7 @@ _READ_AGAIN = Kind(
 )
 _GENERATORS = Kind(NOT_EXACT, "generators", "random number generators in another state")
 _LOSS = Kind(NOT_EXACT, "loss", ", of the same samples and learning rate; look for what")
+_FAR = Kind(NOT_PROVEN, "loss", ", of the same samples and learning rate; look for what", False)
 _STREAM = Kind(EXACT, None, "batches of a stream are not repeatable", False)
 _STREAM_AGAIN = Kind(NOT_PROVEN, "the order of epoch 0", "batches of a stream are not repeatable", False)
 """Where it is read again."""
@@ -107,7 +108,7 @@ _ANY_ORDER = Kind(EXACT, None, "batches in any order (in_order=False) are not re
 _OTHER_BATCHES = _said("a step has other batches, or the loader other data, than in the first pass")
 _COMMON = {
     "good": _good(),
-    "untrusted": _good(),  # a loss alone, where no resume before has had equal ones
+    "untrusted": _FAR,  # a loss alone, where no resume before has had equal ones
     "own rate": _good(),
     "stream": _STREAM,
     "longer": _said("; their learning rates not compared: the training has another length than before"),
