@@ -119,12 +119,11 @@ class AttemptAccount:
     stall_s: float = 0.0
     is_known: bool = False
     """Whether an event has told its number."""
-    is_bracketed: bool = True
-    """Whether its ranks tell where steps begin: else all that lies between two of them may be in `productive`."""
     seen: set[str] = attrs.field(factory=set)
     """What its ranks tell of: `data`, `saves`, `evaluation`."""
     _trained: list[tuple[float, float]] = attrs.field(factory=list)
     _spent: dict[str, SpentSeries] = attrs.field(factory=dict)  # by host
+    _brackets: dict[str, bool] = attrs.field(factory=dict)  # by host, as it was told last
     _data_s: dict[str, float] = attrs.field(factory=dict)
     _saves_s: dict[str, float] = attrs.field(factory=dict)
 
@@ -139,6 +138,11 @@ class AttemptAccount:
 
     def _lost_of(self, kept: int | None) -> int:
         return 0 if self.end_step is None or kept is None else max(0, self.end_step - kept)
+
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether its ranks tell where steps begin: else all that lies between two of them may be in `productive`."""
+        return all(self._brackets.values())
 
     @property
     def told_until(self) -> float:
@@ -159,7 +163,7 @@ class AttemptAccount:
         is_global = isinstance(step, int) and not isinstance(step, bool) and step >= 0
         if is_global and isinstance(step, int):
             self.reach(step)
-        self.is_bracketed = self.is_bracketed and event.get("brackets_steps") is not False
+        self._brackets[host] = event.get("brackets_steps") is not False
         self.seen |= {str(part) for part in event.get("seen") or ()} if isinstance(event.get("seen"), list) else set()
         series = self._spent.setdefault(host, SpentSeries())
         most = max(4, min(_MOST_POINTS, _MOST_POINTS_OF_ALL // len(self._spent)))

@@ -224,7 +224,11 @@ class RankTime:
                 first = max(first, 1)
                 if new.kind != "pulse" and not self._has_blocks:
                     # Pulses before were those of a preparation.
-                    self._has_blocks, self.brackets_steps, self._steps_ns = True, True, 0.0
+                    self._has_blocks, self._steps_ns = True, 0.0
+                    self._beyond_ns = self._taken_ns = 0.0
+                    for alone in (False, True):  # it stood before the first step that it tells of
+                        stood_ns = self._stood_ns.pop((alone, "step"), 0.0)
+                        self._stood_ns[alone, "gap"] = self._stood_ns.get((alone, "gap"), 0.0) + stood_ns
                 self.brackets_steps = self._has_blocks
             counted = new.samples_ns[max(0, first - new.start) :]
             if count <= first or not counted:

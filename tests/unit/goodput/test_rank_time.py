@@ -177,6 +177,9 @@ def test_a_pulse_of_a_preparation_is_no_step_beside_heartbeats() -> None:
         LanePasses("optimizer", "pulse", 0, 0, [0, NS], False, 0),
         LanePasses("step", "heartbeat", 0, 0, [NS, *[NS // 5] * 13], False, 1),
     ]
+    early = attrs.evolve(rank.page(1.0), lanes=(attrs.evolve(lane, stack=lane.stack[:1], beats=1, beat_ns=NS),))
+    account.look(early, [LanePasses("optimizer", "pulse", 0, 0, [0], False, 0)], 2 * NS, doing=Doing.BUSY)
+    account.look(early, [], 4 * NS, doing=Doing.BUSY)
     account.look(attrs.evolve(page, lanes=(lane,)), passes, 5 * NS)
     assert account.brackets_steps
     assert account.spent.productive_s == pytest.approx(13 * 0.2)
