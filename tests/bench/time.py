@@ -29,6 +29,7 @@ from tests.bench.figures import Context, Figure
 
 SCRIPT = processes.PROGRAMS / "timed.py"
 _EACH_S, _PATIENCE_S = 2.0, 300.0
+_ONE_MOMENT_S = 1.0
 _OFF_S, _OFF_SHARE = 0.5, 0.02
 _END_POINTS, _MIDDLE_POINTS = 2.0, 5.0
 Span = tuple[float, float]
@@ -168,8 +169,10 @@ def _watch(
         if now - asked >= _EACH_S:
             asked = now
             with contextlib.suppress(Exception):  # before there is anything to be read
-                view = look_at(RunDirectory(run_dir))
-                record.asked.append((time.time(), view.account()))
+                began, view = time.time(), look_at(RunDirectory(run_dir))
+                said = view.account()
+                if time.time() - began < _ONE_MOMENT_S:  # else it has read of one moment and tells of another
+                    record.asked.append((began, said))
         if strikes and stopped is None and (pid := _reached(out, strikes[0][0])) is not None:
             _, what, seconds = strikes.pop(0)
             if what == "stop":
