@@ -13,7 +13,7 @@ import attrs
 
 from resilience_sdk.rank.rehearsal import RehearsedRank
 from resilience_sdk.rank.rehearsed_steps import StepLook
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, LOSS, ORDER, WitnessedStep
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, LOSS, ORDER, UNPLACED, WitnessedStep
 
 SAMPLES, RATE, WEIGHTS, GENERATORS, LOSSES = "samples", "learning rate", "weights", "generators", "loss"
 
@@ -251,7 +251,7 @@ def _of_look(look: StepLook, *, knows_order: bool) -> Iterator[tuple[str, Part]]
 
 def _of_witness(one: WitnessedStep) -> Iterator[tuple[str, Part]]:
     place = f"batch {one.batch} of epoch {one.epoch}"
-    if one.seen & ORDER:
+    if one.seen & ORDER and not one.seen & UNPLACED:  # else it is no order that another attempt has too
         yield _ORDER.name, Part((one.epoch, one.batch, one.order), words=place)
     elif one.seen & FIXED:
         yield _ORDER.name, Part((one.epoch, one.batch, one.content, one.shapes), words=place)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_runs import PLANTED, STEPS, Change, counted_behind, look, of_look, of_ring, run, witnessed
 
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, UNPLACED
 from resilience_sdk.rehearse.components import Difference, compare, varying
 
 COMPONENTS = {"generators of torch": "generators", "values of the samples": "samples", "gradients": "loss"}
@@ -198,3 +198,20 @@ def test_a_step_that_has_no_gradients_yet_is_not_compared_by_them() -> None:
     found = compare(run(), other, {})
     assert found.first is None
     assert "gradients" in found.names
+
+
+def test_an_order_that_counts_from_an_attempts_begin_is_not_compared() -> None:
+    """As of a loop whose epochs nobody knows; what its batches hold is."""
+    seen = witnessed(0).seen | UNPLACED
+    runs = [
+        tuple(attrs.evolve(one, witnessed=tuple(change(step) for step in one.witnessed)) for one in run())
+        for change in (
+            lambda step: attrs.evolve(step, seen=seen),
+            lambda step: attrs.evolve(step, seen=seen, order=step.order + 7),
+            lambda step: attrs.evolve(step, seen=seen, order=step.order + 7, content=step.content + 7),
+        )
+    ]
+    assert compare(runs[0], runs[1], {}).first is None
+    found = compare(runs[0], runs[2], {}).first
+    assert found is not None
+    assert found.name == "values of the samples"
