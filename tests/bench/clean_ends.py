@@ -28,7 +28,7 @@ WAYS: Mapping[str, list[str]] = {
     "torchrun": [*torchrun(*_TWO), _PROGRAM, "heartbeat"],
 }
 # What the launcher always tells of a job that finishes.
-_LAUNCHERS_WORDS = ("finished: all ranks exited with 0 (exit code 0)", "run directory")
+_LAUNCHERS_WORDS = ("finished: all ranks exited with 0 (exit code 0)", "time: ", "worth a look: ", "run directory")
 _TIMEOUT_S = 120.0
 
 

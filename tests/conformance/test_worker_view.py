@@ -8,7 +8,13 @@ from launches import LAUNCHERS, differences
 
 pytestmark = pytest.mark.slow  # each way to start, under torchrun and under ours
 
-OURS = [*((name, "forkserver") for name in ("guarded", "unguarded", "module")), ("guarded", "exec")]
+RELEASE = pytest.mark.release
+OURS = [
+    ("guarded", "forkserver"),
+    ("unguarded", "forkserver"),
+    pytest.param("module", "forkserver", marks=RELEASE),
+    ("guarded", "exec"),
+]
 # Per launch: the store's port, the run's name and what is derived from it, and the probe's own folders.
 PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE_OUT", "RESILIENCE_PAGE_DIR")
 # Known: our own variables, and a store for each attempt instead of one that outlives it.
@@ -95,7 +101,7 @@ def test_the_scripts_excepthook_gets_a_clean_traceback(launched):
     assert "hook KeyboardInterrupt" in theirs.stderr["0"]
 
 
-@pytest.mark.parametrize("probe", ["unguarded", "module"])
+@pytest.mark.parametrize("probe", ["unguarded", pytest.param("module", marks=RELEASE)])
 def test_the_agent_sees_the_same_exit_codes(launched, probe):
     """1 for an exception, death by SIGINT for a KeyboardInterrupt; the launcher fails as torchrun does."""
     theirs, mine = launched(probe, "torchrun", "forkserver")

@@ -225,13 +225,10 @@ CHANGED: Mapping[str, tuple[str, ...]] = {
 }
 """Loops of each way in that are resumed with something changed."""
 DAILY = (
-    "start_run / window / mid-window / kill / same",
     "start_run / workers / behind an epoch / preempt / same",
-    "attach / stateful / in a save / preempt / same",
     "attach / ranks / mid-epoch / kill / length",
     "Trainer / best / twice / preempt / same",
     "Lightning / shuffled / epoch's last step / kill / same",
-    "Lightning / ranks / mid-epoch / kill / batch",
     "Accelerate / seedable / in an evaluation / kill / same",
     "Accelerate / ranks / in a save / preempt / same",
     "DeepSpeed / window / mid-window / preempt / same",

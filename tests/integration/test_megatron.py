@@ -96,6 +96,7 @@ def test_the_stop_needs_no_option_of_megatron(tmp_path):
     assert "without --save nothing is saved" in run.screen
 
 
+@pytest.mark.release
 def test_an_early_exit_is_not_finished(tmp_path):
     """--exit-interval leaves with 0 before the last iteration: no finished flag, to be requeued, and told as planned.
 

@@ -120,7 +120,7 @@ def test_a_directory_that_is_removed_is_made_again(tmp_path: Path):
 
 @ROOT_ONLY
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["at the mount", "below it"])
+@pytest.mark.parametrize("where", ["at the mount", pytest.param("below it", marks=pytest.mark.release)])
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_mount_that_is_gone_is_not_written_under(tmp_path: Path, small: Path, where: str, comes_back: bool):
     """The next attempt waits for it, and begins where it was; for one that stays away the job ends with 1."""

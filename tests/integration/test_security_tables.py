@@ -33,6 +33,7 @@ _COMMANDS = {
     "monitor.main": "monitor",
     "launcher.forkserver_main": "fork server",
     "health.watch": "health watch",
+    "report.closing": "summary",
     "health.probe_main": "probes",
     "--from-launcher": "exporter",
     "resilience_sdk.launcher": "launcher",

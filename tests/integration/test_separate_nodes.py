@@ -213,6 +213,7 @@ def test_the_node_with_the_store_is_killed(cluster):
     assert nodes.any.outcome()["checkpoint"] >= 15
 
 
+@pytest.mark.release
 def test_a_cable_that_is_pulled_and_put_back(cluster):
     """For a second: nothing ends. For long: the node is named, and both go on from the last checkpoint."""
     nodes = cluster(2)

@@ -174,6 +174,7 @@ def test_a_signal_by_scancel_is_a_preemption(slurm: Cluster, tmp_path: Path) -> 
     assert [job.lost_steps(rank) for rank in (0, 1)] == [0, 0]
 
 
+@pytest.mark.release
 def test_two_nodes_meet_again_after_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
     """One launcher per node, and a rendezvous from the node list in each start of the job; no step is lost."""
     job = submit(slurm, tmp_path, "--nodes", "2", "--signal", "TERM@8")

@@ -87,7 +87,8 @@ class Net(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
         self._fatal = args.raise_at * args.accumulate
-        is_killed = args.background and (attempt, rank()) == (0, 1)
+        # Megatron's own arguments have none.
+        is_killed = getattr(args, "background", False) and (attempt, rank()) == (0, 1)
         self._awaits_save = SAVED_BY * args.accumulate if is_killed else -1
         self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
         self.forwards = 0
