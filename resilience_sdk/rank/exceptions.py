@@ -58,7 +58,7 @@ def describe(error: BaseException, step: int | None) -> dict[str, Any]:
     if (spawned := _raised_in_spawned(message)) is not None:
         kind, message = spawned
     if (name := _unresolved(error)) is not None and name not in message:
-        message = f"{message}: host={name!r}"
+        message = f"{message} (asked for {name!r})"  # not waited for: it may be a wrong one
     return {
         "type": kind,
         "message": redact_text(_message(message))[:_MAX_MESSAGE],

@@ -139,6 +139,7 @@ def test_a_killed_launcher_is_started_again_in_the_allocation(
     assert 0 <= job.lost_steps() <= MOST_LOST
 
 
+@pytest.mark.release
 def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
     """`scontrol requeue` by an operator, twice; arguments of the script survive shell and Slurm as they are."""
     requeued_twice(slurm, tmp_path)
