@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.checkpoint.ranks import describe
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.resume_limits import note
 
 _MAX_DEPTH = 4
@@ -53,8 +55,10 @@ class OtherOptimizers:
                 if optimizer.state and self._is_other(optimizer):  # some give all that is saved late
                     self.names.append(type(optimizer).__name__)
                     say_others(self.names[-1:])
-        except Exception:  # noqa: BLE001 - an optimizer of somebody else's kind
+        except Exception as error:  # noqa: BLE001 - an optimizer of somebody else's kind
             self._first[optimizer] = None
+            name = type(optimizer).__name__
+            say_once(f"optimizer {name}", f"whether the optimizer {name} is saved is not known: {describe(error)}")
 
     def _is_other(self, optimizer: Any) -> bool:
         from torch.optim import Optimizer

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.other_optimizers import OtherOptimizers
 from resilience_sdk.checkpoint.ranks import Alone
 from resilience_sdk.checkpoint.window import AccumulationWindow
 from resilience_sdk.core import console, resume_limits
@@ -138,3 +139,21 @@ def test_nothing_is_kept_alive(tmp_path):
     gc.collect()
     assert others() is None
     optimizer.step()
+
+
+def test_one_that_cannot_be_looked_at_is_said_and_steps(capsys):
+    """What is saved may be of anybody's kind, and refuse to be read."""
+
+    def refuses():
+        raise RuntimeError("not now")
+
+    others = OtherOptimizers(refuses)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    said = capsys.readouterr().err
+    assert said.count("whether the optimizer Adam is saved is not known") == 1
+    assert "not now" in said
+    assert others.names == []
