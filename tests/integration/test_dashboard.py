@@ -146,7 +146,7 @@ def leaves_here(browser: Any) -> list[str]:
     return [url for url in browser.requests() if not url.startswith(("http://127.0.0.1:", "data:"))]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.release), 390])
 def test_every_page_is_quiet_and_asks_nobody_else(browser: Any, shown: Served, width: int) -> None:
     """The list and its runs: a silent console, no other host, hostile texts as texts, nothing beyond the edge."""
     browser.open(f"{shown.url}/", width=width)

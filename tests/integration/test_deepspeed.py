@@ -15,6 +15,7 @@ from resilience_sdk.incidents import IncidentStore
 KILLED_AT, SAVED_AT = 70, 50
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_the_example_goes_on_behind_a_kill(tmp_path):
     """With ZeRO 3 and Adam; and the plain weights can be taken out of the checkpoint, as from DeepSpeed's own."""

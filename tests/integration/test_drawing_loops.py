@@ -54,7 +54,6 @@ def test_generators_that_a_model_holds(tmp_path: Path, way: str) -> None:
 
 
 @release
-@release
 def test_generators_of_the_data_in_a_trainers_workers(tmp_path: Path) -> None:
     """The batches of the epoch are read again there."""
     screen = check(tmp_path, "trainer", "workers", "augmented", "collate")

@@ -91,6 +91,7 @@ def test_a_rehearsed_fault_scores_for_the_loggers_and_another_signal(tmp_path):
     assert all(0 < score <= 1 for score in scores)
 
 
+@pytest.mark.release
 def test_the_recipe_stops_at_its_threshold_and_at_nothing_else(tmp_path):
     """Of five ranks one that is 8 % slow is named, by an incident too, and no more; at a score of 0.6 all stop, saved.
 

@@ -204,6 +204,7 @@ def test_a_signal_while_a_checkpoint_is_written_in_the_background_lets_it_end(tm
     assert losses(tmp_path) == undisturbed
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_four_ranks_go_on_as_ranks_that_wrap_their_model_anew_at_that_step(tmp_path):
     """DDP on more than two ranks adds in another order after its first step, so a run undisturbed is no measure."""

@@ -44,9 +44,9 @@ def test_a_good_job_passes_and_leaves_nothing(tmp_path: Path) -> None:
         ("alone", "none", "save complete"),
         ("no-progress", "none", "progress seen"),
         pytest.param("eats", "preempt", "noticed", marks=pytest.mark.release),
-        ("rank0", "preempt", "all ranks left"),
+        pytest.param("rank0", "preempt", "all ranks left", marks=pytest.mark.release),
         ("data", "kill", "end equal"),
-        ("in-place", "corrupt-checkpoint", "save complete"),
+        pytest.param("in-place", "corrupt-checkpoint", "save complete", marks=pytest.mark.release),
     ],
 )
 def test_a_fault_of_integration_is_found(tmp_path: Path, script: str, fault: str, broken: str) -> None:

@@ -152,6 +152,7 @@ def test_all_nodes_count_the_same_attempts(cluster):
         assert "rank 2 on host2 stands still" in started.screen
 
 
+@pytest.mark.release
 def test_a_node_that_loses_its_power(cluster):
     """Nothing of it is heard any more, no connection is closed: it is named, and the rest goes on without it.
 

@@ -165,6 +165,7 @@ def requeued_twice(slurm: Cluster, tmp_path: Path) -> Disturbed:
     return job
 
 
+@pytest.mark.release
 def test_a_signal_by_scancel_is_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
     """`scancel --signal=TERM`: the ranks save and stop at one step, and the job requeues itself; no step is lost."""
     job = submit(slurm, tmp_path, "--cpus-per-task", "2", "--nproc-per-node", "2")

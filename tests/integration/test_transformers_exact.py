@@ -168,6 +168,7 @@ def numbers(records):
     return [number for seen in steps for batch, _ in seen for number in batch]
 
 
+@pytest.mark.release
 def test_another_accumulation_is_said_and_no_sample_comes_twice(tmp_path):
     """With the cure; the place in the epoch is found by its samples."""
     options = {"num_train_epochs": 2, "max_steps": -1, "save_steps": 4}
