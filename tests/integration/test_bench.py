@@ -46,7 +46,6 @@ def test_the_measurements_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_what_is_said_of_a_jobs_time_is_what_its_ranks_wrote_down() -> None:
     """Slow data, evaluations and saves; stops of 3 and 8 s, which no notice tells of; a launcher that was killed."""

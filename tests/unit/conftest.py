@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from resilience_sdk.core import console
+from resilience_sdk.core import console, resume_limits
 from resilience_sdk.recorder import lookup
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -43,8 +43,9 @@ def nobody_records(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch):
-    """What is said once in a process is said in a test, whichever ran before it."""
+    """What is said once in a process is said in a test, whichever ran before it; what one said lost is none's after."""
     monkeypatch.setattr(console, "_said", set())
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
 
 
 @pytest.fixture
