@@ -127,4 +127,6 @@ def check_named(found: Standing, attempt: int, plan: str, rank: int) -> None:
             expected |= {"busy", "unknown"}
         assert {each["activity"] for each in notice["ranks"]} <= expected, notice
     rules = [evidence["text"] for evidence in incident["evidence"] if evidence["source"] == "rule"]
-    assert any("stuck_after" in rule for rule in rules), rules
+    # On a busy machine the step of an earlier attempt may have lasted so long that the place is given three times that.
+    granted = ("stuck_after", "what was survived here")
+    assert any(words in rule for rule in rules for words in granted), rules

@@ -117,6 +117,7 @@ def test_a_hang_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path):
     assert (run.run_dir / "finished").exists()
 
 
+@pytest.mark.release
 def test_a_resume_repeats_every_iteration(tmp_path):
     """Tokens, losses with dropout, generators of the CPU, as without the SDK; what is not repeated is said."""
     words = ("--train-iters", 8, "--save-interval", 3, "--eval-interval", 2)

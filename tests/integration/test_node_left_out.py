@@ -63,6 +63,7 @@ def test_a_job_that_cannot_do_without_the_node_ends_on_all(tmp_path, broken, nno
     assert ("store of the rendezvous" in outcome["reason"]) == (store_on == 1)
 
 
+@pytest.mark.release
 def test_the_others_go_on_without_the_node_that_is_slow(tmp_path):
     """`--stop-if-detected`: all stop at one step, the slow node leaves with 76, the other one starts again without."""
     fault = "slow:section=bwd,seconds=0.2"  # two ranks on one node, in the first attempt only

@@ -69,6 +69,7 @@ def rehearsed_alone(folder: Path, *faults: str, way: str = "") -> Rehearsed:
     return rehearse(folder, *faults, script=SCRIPTS / "rehearsed_alone.py", arguments=(way,) if way else ())
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_script_of_one_process_is_no_two_copies_and_its_place_is_what_it_lost(tmp_path: Path) -> None:
     """Two copies shared its checkpoint; and a save in mid-epoch was called one that does not work."""
@@ -179,6 +180,7 @@ def test_what_two_undisturbed_runs_do_not_repeat_is_said_once(tmp_path: Path) ->
     assert done.document["varying"]["weights"] == 1
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_job_goes_on_at_its_own_pace_once_the_answer_is_there(tmp_path: Path) -> None:
     """Its ranks are told so as soon as the journal has it, and not by a time."""

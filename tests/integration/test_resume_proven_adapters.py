@@ -18,7 +18,6 @@ _DAILY = {
     ("lightning", "good"),
     ("megatron", "good"),
     ("transformers", "good"),
-    ("transformers", "scaler"),
 }
 _WAYS = ("accelerate", "deepspeed", "lightning", "megatron", "transformers")
 _CASES = [(way, kind) for way in _WAYS for kind in planted.WAYS[way]]

@@ -218,6 +218,7 @@ def nodes_of(job: Disturbed) -> list[str]:
     return [event["scheduler_node"] for event in events if event["event"] == "attempt_start"]
 
 
+@pytest.mark.release
 def test_a_cancelled_job_stays_cancelled(slurm: Cluster, tmp_path: Path) -> None:
     """`scancel` without a signal ends the job for good: no requeue, no process left."""
     job = submit(slurm, tmp_path)

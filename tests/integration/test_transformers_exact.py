@@ -88,6 +88,7 @@ def test_an_evaluation_that_was_never_timed_is_made_by_what_resumes(tmp_path):
     assert differences(straight, resumed) == []
 
 
+@pytest.mark.release
 def test_an_evaluation_that_fits_is_made_before_the_save(tmp_path):
     """With all that hangs on it: best marks, the patience of an early stop, a checkpoint that only the stop made."""
     options = EVERY_STEP | {"save_steps": 3, "load_best_model_at_end": True, "save_total_limit": 1}
@@ -98,7 +99,8 @@ def test_an_evaluation_that_fits_is_made_before_the_save(tmp_path):
     assert differences(straight, resumed) == []
 
 
-@pytest.mark.parametrize("draws", [True, pytest.param(False, marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("draws", [True, False])
 def test_a_stream_without_length_goes_on_in_its_second_pass(tmp_path, draws):
     """Where it was, with the records of that pass; each sample with the random numbers that it was read with."""
     args = ("--stream", 18, *["--draws"] * draws)

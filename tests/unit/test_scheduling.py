@@ -15,7 +15,7 @@ PASSES = "def test_passes(): pass\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.release)])
 def test_a_process_that_dies_is_named_at_once_and_the_others_go_on(tmp_path: Path, processes: int) -> None:
     """Whoever takes over gets single tests, which xdist alone would have them wait with for ever."""
     for number in range(6):
