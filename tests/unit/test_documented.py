@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import deque
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from documented import PAGES, ROOT, blocks, options_used
 from told_run import ToldRun
 
+import resilience_sdk.faults
 from resilience_sdk.attribution.taxonomy import causes
+from resilience_sdk.cli.doctor import settings_rows
+from resilience_sdk.core.settings import Settings
 
 QUOTED = [block for page in PAGES for block in blocks(page, "python", "json", "toml") if (ROOT / block.title).is_file()]
 
@@ -44,6 +48,27 @@ def test_what_troubleshooting_quotes_is_said_by_the_program() -> None:
         words = [part for part in re.split(r"\d+|\.\.\.", span) if len(part) > 5]
         assert span in causes() or span in said or any(part in said for part in words), span
     assert len(quoted & set(causes())) >= 8
+
+
+def test_as_many_settings_are_shown_as_there_are() -> None:
+    """In the page of `doctor`, which is no generated one."""
+    (shown,) = re.findall(r"^settings: (\d+) of (\d+) at their defaults", _page("health.md"), re.MULTILINE)
+    assert tuple(map(int, shown)) == (len(settings_rows(Settings())) - 1, len(settings_rows(Settings())))
+
+
+def test_a_line_of_ours_that_a_page_shows_is_where_it_says() -> None:
+    """A stack in a page names a function of the module of faults and a line in it."""
+    shown = {
+        found for page in PAGES for found in re.findall(r"resilience_sdk/faults\.py:(\d+) (\w+)", page.read_text())
+    }
+    assert shown
+    for line, name in shown:
+        source, first = inspect.getsourcelines(getattr(resilience_sdk.faults, name))
+        assert first < int(line) < first + len(source), (name, line)
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def test_the_documented_sink_writes_a_line_for_each_incident(tmp_path: Path) -> None:
