@@ -49,6 +49,8 @@ MODULES = (
     "dashboard",
     "everything",
 )
+ASKED_FOR = ("peers",)
+"""Installs packages and takes long: only by name."""
 
 
 def main() -> int:
@@ -64,7 +66,7 @@ def main() -> int:
             start = time.monotonic()
             directory = base / name
             directory.mkdir(parents=True)
-            context = Context(directory, arguments.quick, arguments.nvrx_python, arguments.before)
+            context = Context(directory, arguments.quick, arguments.nvrx_python, arguments.before, arguments.peers_envs)
             try:
                 figures += importlib.import_module(f"tests.bench.{name}").measure(context)
             except Exception as error:
@@ -85,10 +87,19 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it work, roughly how fast")
-    parser.add_argument("--only", type=_modules, default=MODULES, metavar="NAME,...", help=f"of: {', '.join(MODULES)}")
+    parser.add_argument(
+        "--only", type=_modules, default=MODULES, metavar="NAME,...", help=f"of: {', '.join((*MODULES, *ASKED_FOR))}"
+    )
     parser.add_argument("--nvrx-python", metavar="PATH", help="interpreter of an environment with NVRx")
     parser.add_argument(
         "--before", type=Path, metavar="DIR", help="a checkout of another commit, to be measured beside"
+    )
+    parser.add_argument(
+        "--peers-envs",
+        type=Path,
+        default=Path(tempfile.gettempdir(), "resilience-peers"),
+        metavar="DIR",
+        help="where the environments of `peers` are made, or are from before; about 1 GB each (default: %(default)s)",
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and run directories in DIR")
     return parser.parse_args()
@@ -97,8 +108,8 @@ def _arguments() -> argparse.Namespace:
 def _modules(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in MODULES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(MODULES)}")
+        if name not in (*MODULES, *ASKED_FOR):
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join((*MODULES, *ASKED_FOR))}")
     return names
 
 

@@ -20,6 +20,8 @@ class Context:
     nvrx_python: str | None
     before: Path | None = None
     """A checkout of another commit, to be measured beside this one."""
+    peers_envs: Path = Path("peers-envs")
+    """Where the environments of the peers are kept."""
 
     def repeats(self, full: int, quick: int) -> int:
         """Return how often to measure."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -74,3 +75,12 @@ def nvrx_launcher(python: str, *options: str) -> list[str]:
     """Return the start of a command line with the launcher of NVIDIA's extension."""
     module = "nvidia_resiliency_ext.fault_tolerance.launcher"
     return [python, "-W", "ignore", "-m", module, "--standalone", *options]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
