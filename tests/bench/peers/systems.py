@@ -143,8 +143,8 @@ SYSTEMS = (
     ),
     System(
         "LM-Resiliency", "lm", "lm-resiliency==0.2.0", _lm_resiliency,
-        "`enable_resiliency(model, optimizer, interval=10)` under torchrun, its reports printed; "
-        f"`--max-restarts={RESTARTS}`; it asks for three ranks that are alike to convict one, and here are two",
+        "`enable_resiliency(model, optimizer, interval=10)` under torchrun, groups of gloo for it, its reports "
+        f"printed; `--max-restarts={RESTARTS}`; it asks for three ranks that are alike to convict one, here are two",
     ),
     System(
         "LM-Resiliency, its rendezvous", "lm", "lm-resiliency==0.2.0", _lm_rendezvous,

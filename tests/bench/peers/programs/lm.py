@@ -17,7 +17,16 @@ def main() -> None:
     scene.started(rank)
     model = DistributedDataParallel(scene.model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    enable_resiliency(model, optimizer, interval=10, fault_callback=print, oob_fault_callback=print)
+    enable_resiliency(
+        model,
+        optimizer,
+        interval=10,
+        group=dist.new_group(backend="gloo"),
+        nccl_group=dist.new_group(backend="gloo"),  # there is no NCCL here
+        device=torch.device("cpu"),
+        fault_callback=print,
+        oob_fault_callback=print,
+    )
     for step in range(STEPS):
         loss = model(scene.batch(rank, step, dist.all_reduce)).square().mean()
         optimizer.zero_grad()

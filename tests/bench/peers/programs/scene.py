@@ -20,10 +20,24 @@ from torch import nn
 FAULT, OUT = sys.argv[1], Path(sys.argv[2])
 
 
+class Model(nn.Module):
+    """A few equal layers, as a language model has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the last layer gives."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def model() -> nn.Module:
-    """Return what is trained."""
+    """Return what is trained, the same on each rank."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    return Model()
 
 
 def batch(rank: int, step: int, collective: Callable[[torch.Tensor], object]) -> torch.Tensor:
