@@ -66,7 +66,14 @@ def main() -> int:
             start = time.monotonic()
             directory = base / name
             directory.mkdir(parents=True)
-            context = Context(directory, arguments.quick, arguments.nvrx_python, arguments.before, arguments.peers_envs)
+            context = Context(
+                directory,
+                arguments.quick,
+                arguments.nvrx_python,
+                arguments.before,
+                arguments.peers_envs,
+                arguments.peers_at_once,
+            )
             try:
                 figures += importlib.import_module(f"tests.bench.{name}").measure(context)
             except Exception as error:
@@ -100,6 +107,9 @@ def _arguments() -> argparse.Namespace:
         default=Path(tempfile.gettempdir(), "resilience-peers"),
         metavar="DIR",
         help="where the environments of `peers` are made, or are from before; about 1 GB each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--peers-at-once", type=int, default=1, metavar="N", help="so many peers side by side: sooner done, slower each"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and run directories in DIR")
     return parser.parse_args()

@@ -22,6 +22,7 @@ class Context:
     """A checkout of another commit, to be measured beside this one."""
     peers_envs: Path = Path("peers-envs")
     """Where the environments of the peers are kept."""
+    peers_at_once: int = 1
 
     def repeats(self, full: int, quick: int) -> int:
         """Return how often to measure."""

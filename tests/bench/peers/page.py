@@ -1,4 +1,4 @@
-"""The page docs/peers.md, of the kept results."""
+"""The page docs/peers.md: what stands in `page.md`, and the tables of the kept results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.bench import processes
 from tests.bench.peers.watching import CAUSES, LINE, NAMES
 
 FILE = Path(__file__).with_name("results.json")
+PAGE = processes.ROOT / "docs" / "peers.md"
+_FRAME = Path(__file__).with_name("page.md")
 FAULTS = {
     "asleep": "A rank sleeps for ever",
     "killed": "A rank is killed by SIGKILL",
@@ -23,19 +26,24 @@ _FIRST, _LAST = 12, 6
 _HEAD = "| | named | its line | what happened | trained on | end |"
 
 
-def read() -> dict[str, Any]:
-    """Return what is kept."""
-    document: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return document
+def keep(document: Mapping[str, Any]) -> None:
+    """Keep the results of a whole run, and write the page."""
+    FILE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(text(document), encoding="utf-8")
 
 
-def about(document: Mapping[str, Any] | None = None) -> str:
+def text(document: Mapping[str, Any]) -> str:
+    """Return the page."""
+    return _FRAME.read_text(encoding="utf-8").format(about=about(document), tables=tables(document))
+
+
+def about(document: Mapping[str, Any]) -> str:
     """Return when and where the run was made, and who took part with which settings."""
-    document = read() if document is None else document
     made = document["machine"]
     load = f"load {made['load'][0]:g} at its begin and {made['load_after'][0]:g} at its end"
     lines = [
-        f"Made on {made['date']} by one `python -m tests.bench --only peers`: {made['cores']} cores ({made['cpu']}), "
+        f"Made on {made['date']} by one `python -m tests.bench --only peers`, {_at_once(document['at_once'])}: "
+        f"{made['cores']} cores ({made['cpu']}), "
         f"{load}, Python {made['python']}; each job was watched for {document['limit_s']:g} s from the fault on.",
         "",
         "| | installed | how |",
@@ -47,9 +55,8 @@ def about(document: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
-def tables(document: Mapping[str, Any] | None = None) -> str:
+def tables(document: Mapping[str, Any]) -> str:
     """Return a table for each fault, with the lines that were printed below it."""
-    document = read() if document is None else document
     parts = []
     for fault, title in FAULTS.items():
         found = {name: one["faults"][fault] for name, one in document["systems"].items() if fault in one["faults"]}
@@ -59,17 +66,24 @@ def tables(document: Mapping[str, Any] | None = None) -> str:
             "| | named | its line | what happened | trained on | end |",
             "|---|---|---|---|---|---|",
         ]
-        parts += [
-            f"| {name} | {named(seen)} | {_seconds(seen['line_s'])} | {_seconds(seen['cause_s'])} | {went_on(seen)} "
-            f"| {end(seen, document['limit_s'])} |"
-            for name, seen in found.items()
-        ]
+        parts += [_row(name, seen, document["limit_s"]) for name, seen in found.items()]
         parts.append("")
         for name, seen in found.items():
             parts += [f"<details markdown><summary>{name}: what was printed</summary>", "", "```text"]
             parts += [*(f"$ {command}" for command in seen["commands"]), *_printed(seen["output"], fault), "```", ""]
             parts += ["</details>", ""]
     return "\n".join(parts).rstrip()
+
+
+def _row(name: str, seen: Mapping[str, Any], limit_s: float) -> str:
+    if not seen["struck"]:
+        return f"| {name} | did not come to the fault: see below | | | | {end(seen, limit_s)} |"
+    cells = [named(seen), _seconds(seen["line_s"]), _seconds(seen["cause_s"]), went_on(seen), end(seen, limit_s)]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _at_once(count: int) -> str:
+    return "one after the other" if count == 1 else f"{count} of them at a time"
 
 
 def named(seen: Mapping[str, Any]) -> str:
@@ -96,7 +110,7 @@ def went_on(seen: Mapping[str, Any]) -> str:
 
 def end(seen: Mapping[str, Any], limit_s: float) -> str:
     """Return how the job ended."""
-    struck = f"; struck {_times(seen['struck'])}" if seen["struck"] != 1 else ""
+    struck = f"; struck {_times(seen['struck'])}" if seen["struck"] > 1 else ""
     if seen["ended_s"] is None:
         return f"none within {limit_s:g} s{struck}"
     return f"exit code {' and '.join(map(str, seen['codes']))} after {seen['ended_s']:.0f} s{struck}"

@@ -1,10 +1,12 @@
 """What the bench of the peers takes for a name, for going on, and for an end."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.bench.peers import page, watching
+from tests.bench.peers.facts import FACTS
 from tests.bench.peers.programs.plan import STRIKE_AT
 from tests.bench.peers.systems import SYSTEMS, Job
 
@@ -110,7 +112,51 @@ def test_a_row_of_nothing_says_so():
     assert page.end(nothing, 120) == "none within 120 s; struck 3 times"
 
 
+def test_who_did_not_come_to_the_fault():
+    missed = SEEN | {"struck": 0, "ranks": {}, "went_on_s": {}, "codes": [1]}
+    assert page._row("P", missed, 120) == "| P | did not come to the fault: see below | | | | exit code 1 after 25 s |"
+
+
 def test_a_group_that_goes_on_alone():
     alone = SEEN | {"restarts": {"0": 0, "1": 1}, "went_on_s": {"0": 5.1, "1": 9.3}, "codes": [0, 0]}
     assert page.went_on(alone) == "rank 0 after 5.1 s, rank 1 after 9.3 s; rank 1 restarted once"
     assert page.end(alone, 120) == "exit code 0 and 0 after 25 s"
+
+
+def document(**systems):
+    """Return results as a run keeps them."""
+    made = {"date": "2026-11-29", "cores": 2, "cpu": "EPYC", "python": "3.11", "load": [1.0], "load_after": [2.0]}
+    return {"machine": made, "limit_s": 100, "at_once": 1, "facts": {}, "systems": systems}
+
+
+def test_the_page_has_every_run_with_what_was_printed():
+    found = {"versions": {"torch": "2.13.0"}, "chosen": "as it comes", "faults": dict.fromkeys(page.FAULTS, SEEN)}
+    text = page.text(document(torchrun=found, other={"refused": "ERROR: no\nwheel", "chosen": "", "faults": {}}))
+    assert text.startswith("# Peers side by side")
+    assert "{" not in text
+    assert text.count("| torchrun | rank 1, 0.27 s | no | 0.27 s | both after 4.6 s; both restarted once |") == 4
+    assert text.count("   0.27  E1129") == 4
+    assert "| other | refused: ERROR: no wheel |" in text
+
+
+def test_frames_of_libraries_are_left_out_of_the_page_and_the_line_that_failed_is_not():
+    frames = [
+        (0.0, '[rank1]:   File "PROGRAMS/plain.py", line 29'),
+        (0.0, '[rank1]:   File "PROGRAMS/scene.py", line 68'),
+    ]
+    assert page._printed(frames, "exception") == ['   0.00  [rank1]:   File "PROGRAMS/scene.py", line 68']
+
+
+def test_the_page_is_that_of_the_kept_results():
+    """Neither is there without the other. Who could not be installed, or did not come to the fault, has said why."""
+    assert page.FILE.exists() == page.PAGE.exists()
+    if not page.FILE.exists():
+        return
+    kept = json.loads(page.FILE.read_text(encoding="utf-8"))
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(kept), "run: python -m tests.bench --only peers"
+    assert kept["facts"] == {fact.name: True for fact in FACTS}
+    assert list(kept["systems"]) == [system.name for system in SYSTEMS]
+    for name, system in kept["systems"].items():
+        missed = [seen for seen in system["faults"].values() if not seen["struck"]]
+        assert "refused" in system or len(system["faults"]) == (1 if missed else len(page.FAULTS)), name
+        assert all(seen["output"] for seen in missed), name
