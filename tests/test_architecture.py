@@ -153,6 +153,7 @@ SMALL = {
     "launcher.accelerate_config": "a file of Accelerate's, which is read without its command line",
     "goodput.plan": "the formulas of a plan, which are tested without its command",
     "launcher.node_look": "the look at a node, of which the job takes the facts alone",
+    "rank.device_memory": "the only part of a session that asks a device",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "rank.held": "seen and written at the end alone, by the helper thread of a session that has enough to do",
     "rank.rehearsed_processes": "what other processes there are, apart from the trace of this one",

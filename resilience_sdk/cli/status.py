@@ -13,6 +13,7 @@ from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_l
 from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
+from resilience_sdk.goodput.memory import RankMemory, growing_words, memory_of
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.goodput.summary import AT_MOST, Summary
@@ -67,6 +68,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stragglers": _stragglers(view),
         "stall": state.stall if view.is_running else None,
         **_steps(view.events),
+        **_memory(view.events),
         "goodput": _goodput(view.account()),
         "incidents": _incidents(run_dir, view.events, problems),
         "degraded": state.degraded,
@@ -82,6 +84,12 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     slow = slowness_of(steps, standing_of(events))
     told = None if steps is None else {**attrs.asdict(steps), "step_s": steps.step_s, "recent_s": steps.recent_s}
     return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
+
+
+def _memory(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the memory of each rank of the newest attempt in bytes, and a sentence for those that grow."""
+    ranks = memory_of(events)
+    return {"memory": [attrs.asdict(one) for one in ranks], "memory_grows": growing_words(ranks)}
 
 
 def _goodput(account: Summary) -> dict[str, Any] | None:
@@ -148,6 +156,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         rows.append((what, f"{stall['text']} (told {ago(stall['at'], now)}, since {when(stall['since'])})"))
     rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
     rows += _step_rows(status)
+    rows += [("memory", text) for text in status["memory_grows"]]
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
     rows += [("note", problem) for problem in status["problems"]]
@@ -157,14 +166,17 @@ def render(status: dict[str, Any], now: float) -> list[str]:
 def _ranks(status: dict[str, Any]) -> list[tuple[str, str]]:
     live = {item["rank"]: item for item in status["live"]}
     known = {item["rank"]: item for item in status["ranks"]}
+    memory = {item["rank"]: RankMemory(**item).words() for item in status["memory"]}
     ranks = sorted({*live, *known})
-    rows = [(f"rank {rank}", _rank(known.get(rank), live.get(rank))) for rank in ranks[:_MOST_RANKS]]
+    rows = [
+        (f"rank {rank}", _rank(known.get(rank), live.get(rank), memory.get(rank, ""))) for rank in ranks[:_MOST_RANKS]
+    ]
     if ranks[_MOST_RANKS:]:
         rows.append(("", f"and {ranks_words(ranks[_MOST_RANKS:])} (--json has them all)"))
     return rows
 
 
-def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
+def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None, memory: str) -> str:
     words: list[str] = []
     if live is not None:
         beat = live["seconds_since_beat"]
@@ -181,6 +193,8 @@ def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
         words.append(ended if known["state"] == "exited" else known["state"])
         words += [known["progress"]] if known["progress"] is not None else []
         words += [f"last event {known['last_event']}"] if known["last_event"] else []
+    if memory:
+        words.append(f"memory {memory}")
     if known is not None and known["host"]:
         words.append(f"host {known['host']}")
     return ", ".join(words)

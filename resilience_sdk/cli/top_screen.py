@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from resilience_sdk.core.console import printable
-from resilience_sdk.core.words import ago, duration
+from resilience_sdk.core.words import ago, duration, size
 from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.summary import AT_MOST
 from resilience_sdk.incidents.record import count_words
@@ -25,6 +25,7 @@ Piece = tuple[str, str]
 Line = list[Piece]
 
 LEAST_WIDTH = 40
+_WIDE = 96  # from here on there is room for the memory of each rank
 _MOST_EVENTS = 8
 _LEAST_EVENTS = 3
 _LEAST_ROWS = 4
@@ -115,6 +116,8 @@ def _head(view: LiveView, sheet: Sheet) -> list[Line]:
         found += _labelled("! stall", f"{view.stall.get('text')}{told}", _FAULT, sheet, most=2)
     for text in view.stragglers[: 2 if sheet.height is not None else None]:
         found += _labelled("~ slow", text, _SLOW, sheet, most=2 if len(view.stragglers) == 1 else 1)
+    for text in view.memory_grows[: 1 if sheet.height is not None else None]:
+        found += _labelled("~ memory", text, _SLOW, sheet, most=1)
     if hidden := len(view.stragglers) - 2 if sheet.height is not None else 0:
         found += _labelled("~ slow", f"and {hidden} more", _SLOW, sheet, most=1) if hidden > 0 else []
     shown = view.last_incidents[-1:] if sheet.height is not None else view.last_incidents
@@ -238,6 +241,11 @@ def _columns(view: LiveView, sheet: Sheet) -> tuple[Line, list[TableColumn]]:
         columns.append(
             TableColumn("SCORE", 5, lambda row: "" if row.score is None else f"{row.score:.2f}", is_number=True)
         )
+    if sheet.width >= _WIDE:
+        if any(row.memory is not None for row in rows):
+            columns.append(TableColumn("MEMORY", 8, lambda row: _amount(row.memory), is_number=True))
+        if any(row.device_memory is not None for row in rows):
+            columns.append(TableColumn("DEVICE", 8, lambda row: _amount(row.device_memory), is_number=True))
     if not all_read:
         columns.append(TableColumn("SEEN", 5, _seen))
     left = sheet.width - sum(column.width + 1 for column in columns)
@@ -245,6 +253,10 @@ def _columns(view: LiveView, sheet: Sheet) -> tuple[Line, list[TableColumn]]:
         columns.append(TableColumn("IN", left, lambda row: _where(row, left), keep_end=True))
     head = " ".join(_cell(column.name, column, sheet) for column in columns)
     return [(head + " " * (sheet.width - cells(head)), _HEAD)], columns
+
+
+def _amount(count: int | None) -> str:
+    return "" if count is None else size(count)
 
 
 def _row(row: RankRow, columns: Sequence[TableColumn], sheet: Sheet) -> Line:
@@ -343,9 +355,9 @@ def _short(seconds: float) -> str:
     """Return a duration in at most five characters."""
     if not seconds < 360_000_000:
         return "long"
-    for least, unit, size in ((360_000, "d", 86400), (36_000, "h", 3600), (1000, "m", 60)):
+    for least, unit, length in ((360_000, "d", 86400), (36_000, "h", 3600), (1000, "m", 60)):
         if seconds >= least:
-            return f"{seconds / size:.0f}{unit}"
+            return f"{seconds / length:.0f}{unit}"
     return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
 
 

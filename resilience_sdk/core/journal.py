@@ -64,6 +64,7 @@ class Event(str, Enum):
     STEP_TIME = "step_time"
     PROGRESS = "progress"
     TIME_SPENT = "time_spent"
+    MEMORY = "memory"
     LOSS = "loss"
     HEALTH = "health"
     REPORT = "report"

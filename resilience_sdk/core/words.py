@@ -7,6 +7,7 @@ import time
 from resilience_sdk.core.console import printable
 
 _MOST_CHARACTERS = 400
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def one_line(text: object) -> str:
@@ -55,6 +56,14 @@ def duration(seconds: float) -> str:
     if seconds < 100 * 60:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def size(count: float) -> str:
+    """Return bytes as a person reads them: `64 MiB`, `1.5 GiB`."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:.0f} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def thing_words(probe: str, check: str, subject: str = "", *, between: str = " ") -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.health.findings import MIB, Finding, Status
+from resilience_sdk.core.words import MIB
+from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import GPU, Context
 from resilience_sdk.system import procfs
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import attrs
 
 from resilience_sdk.core.environ import INTERNAL_JOB
-from resilience_sdk.health.findings import GIB, KIB, MIB, Finding, Status, high, listed, low, severity, size
+from resilience_sdk.core.words import GIB, MIB, size
+from resilience_sdk.health.findings import Finding, Status, high, listed, low, severity
 from resilience_sdk.health.probes import HOST, KERNEL, PROCESSES, Context
 from resilience_sdk.system import procfs
 
@@ -50,32 +51,14 @@ LOW_SHARE = 0.1
 
 def memory(root: str = "/") -> Finding:
     """Return how much memory this process and its children may still take."""
-    info = procfs.fields(procfs.below(root, "/proc/meminfo"), ":")
-    if not {"MemTotal", "MemAvailable"} <= info.keys():
+    left = procfs.memory_left(root)
+    if left is None:
         return HOST.found("memory_available", Status.UNAVAILABLE, "/proc/meminfo cannot be read")
-    total, free = (KIB * int(info[name].partition(" ")[0]) for name in ("MemTotal", "MemAvailable"))
-    limited_by = "the machine's memory"
-    for most, group in procfs.limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
-        left = max(0, most - _used(group))
-        if left < free:  # it may be a parent's: what other groups below it use counts too
-            free, total, limited_by = left, most, f"the control group {group}"
-    limit = max(LOW_MEMORY, round(LOW_SHARE * total))
-    evidence = f"{size(free)} of {size(total)} available, limited by {limited_by}"
-    return HOST.found("memory_available", low(free, degraded=limit, failed=MIN_MEMORY), evidence, free, limit=limit)
-
-
-def _used(group: Path) -> int:
-    """Return what counts against a group's limit and cannot be taken back at once.
-
-    Its page cache can, that of files that were read more than once (`active`) too, which a training's data are.
-    """
-    used = procfs.number(group / "memory.current")
-    if used is None:
-        used = procfs.number(group / "memory.usage_in_bytes")
-    statistics = procfs.fields(group / "memory.stat")
-    prefix = "total_" if "total_inactive_file" in statistics else ""  # of the first version: with the groups below
-    cache = sum(int(statistics.get(f"{prefix}{name}", "0")) for name in ("inactive_file", "active_file"))
-    return max(0, (used or 0) - cache)
+    limited_by = "the machine's memory" if left.group is None else f"the control group {left.group}"
+    limit = max(LOW_MEMORY, round(LOW_SHARE * left.total))
+    evidence = f"{size(left.free)} of {size(left.total)} available, limited by {limited_by}"
+    status = low(left.free, degraded=limit, failed=MIN_MEMORY)
+    return HOST.found("memory_available", status, evidence, left.free, limit=limit)
 
 
 def oom_kills(root: str = "/") -> Finding:

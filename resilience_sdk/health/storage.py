@@ -17,7 +17,8 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.health.findings import GIB, Finding, Status, high, low, size
+from resilience_sdk.core.words import GIB, size
+from resilience_sdk.health.findings import Finding, Status, high, low
 from resilience_sdk.health.probes import STORAGE, Context
 from resilience_sdk.system.mounts import Mount, mount_of
 

@@ -29,6 +29,7 @@ from resilience_sdk.monitor.activity import ActivityWatch
 from resilience_sdk.monitor.evidence import CloseLook, beating_thread, collect_evidence, states_of
 from resilience_sdk.monitor.hang_response import HangResponse
 from resilience_sdk.monitor.learning import Learner
+from resilience_sdk.monitor.memory import MemoryWatch
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, exit_code, is_clean
@@ -97,6 +98,7 @@ class Watcher:
         )
         self._step_times = StepTimeWatch(journal)
         self._time = TimeWatch(journal)
+        self._memory = MemoryWatch(journal)
         self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
         self._recovery = RecoveryWatch(self._store, journal, began=began)
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
@@ -174,6 +176,7 @@ class Watcher:
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
         self._time.look(completed, now_ns)
+        self._memory.look(ranks, now_ns)
         self._stragglers.look(completed, time.monotonic())
         if died or new:
             self.keep_witnesses()  # last: nobody waits for it
@@ -256,6 +259,7 @@ class Watcher:
             self._stop.begin(attempt, announcement)
             self._step_times.begin()
             self._time.begin()
+            self._memory.begin()
             self._stragglers.begin(attempt, announcement)
             self._response.begin(attempt)
             self._quiet_said = False

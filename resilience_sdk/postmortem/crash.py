@@ -7,7 +7,7 @@ attempt for `restart_policy` and the crash incident for `incidents`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resilience_sdk.attribution.exceptions import fingerprint, is_users_frame
@@ -30,6 +30,7 @@ from resilience_sdk.attribution.first_death import (
 )
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.core.journal import Event
+from resilience_sdk.goodput.memory import ranks_of
 from resilience_sdk.hang.evidence import crash_frames
 from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_words
 from resilience_sdk.incidents.record import in_short, ranks_words
@@ -62,6 +63,7 @@ _SURE_OF_MEMORY = 0.8  # the counter is that of the whole job
 _MOST_FRAMES = 50
 _DIRECT_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _MOST_ENDS = 16
+_OF_MEMORY = ("host_oom_kill", "host_oom_alloc", "cuda_oom")
 _SURELY_BEGUN_S = 60.0  # a script without a sign of progress may have been training after so long
 
 
@@ -250,10 +252,22 @@ def crash_incident(facts: AttemptFacts, first: FirstDeath, detected_at: float, l
         evidence=(
             *known.evidence,
             *_port_evidence(facts, first),
+            *_memory_evidence(facts, first),
             *_chain_evidence(facts, first),
             *_order_evidence(facts, first),
         ),
     )
+
+
+def _memory_evidence(facts: AttemptFacts, first: FirstDeath) -> Iterator[Evidence]:
+    """Yield how much memory the culprits had where that is what they died of, as their node said last."""
+    if first.classification.cause not in _OF_MEMORY:
+        return
+    newest = {one.rank: one for event in facts.told_of(Event.MEMORY) for one in ranks_of(event)}
+    for rank in first.culprits[:_MOST_ENDS]:
+        if rank in newest and (words := newest[rank].words()):
+            grows = newest[rank].growth_words()
+            yield Evidence("memory", f"rank {rank} had {words}" + (f"; {grows}" if grows else ""))
 
 
 def aborted_incident(facts: AttemptFacts, at: float) -> Incident | None:

@@ -33,7 +33,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.numerics.recording import AttemptPlace
 from resilience_sdk.preemption import listener as preemption
 from resilience_sdk.preemption.context import PreemptionContext
-from resilience_sdk.rank import crash_dumps, exceptions, optimizer_hook
+from resilience_sdk.rank import crash_dumps, device_memory, exceptions, optimizer_hook
 from resilience_sdk.rank import preemption as stopping
 from resilience_sdk.rank.exceptions import write_error_file
 from resilience_sdk.rank.held import ExitTeller, call_at_shutdown
@@ -181,6 +181,7 @@ def remove_unwatched(pages: Path, stem: Path) -> None:
 
 
 _MAX_REASON = 500
+_LOOKS_APART_S = 10.0  # at the memory of the device
 _LAST_ROUND_S = 0.5  # for what the helper thread is at when the process ends; it asks no network
 
 
@@ -222,6 +223,7 @@ class WatchedSession(Session):
         self.journal = rank_journal(self.run_dir, job, self.attempt, identity.rank)
         self._stem = self.pages / page_stem(self.attempt, identity.rank, self.pid)
         self._collectives = 0
+        self._looked_at = float("-inf")
         self._uses_sdk = False
         self._trains = False
         # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
@@ -343,6 +345,11 @@ class WatchedSession(Session):
         self.page.set_flag(at.FLAG_PROVISIONAL, False)
         self.load_faults(environ.environment())
         return True
+
+    def look_between_steps(self) -> None:
+        """Publish the memory that it has on its device; never raises: an allocator of the user's may count nothing."""
+        with contextlib.suppress(Exception):
+            device_memory.publish(self.page.words)
 
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
@@ -551,6 +558,9 @@ class WatchedSession(Session):
         if self.identity.provisional:
             self.settle()
         self.recorder.ask()
+        if device_memory.is_used() and time.monotonic() - self._looked_at >= _LOOKS_APART_S:
+            self._looked_at = time.monotonic()
+            self.recorder.look_at_next_beat()
         if not self._trains and optimizer_hook.was_one_made():
             self._trains = True
             self.page.set_flag(at.FLAG_TRAINS)

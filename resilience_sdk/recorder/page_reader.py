@@ -64,6 +64,17 @@ class LaneView:
 
 
 @attrs.frozen
+class AllocatedMemory:
+    """The memory of a rank on its device, in bytes."""
+
+    allocated: int
+    """What torch's allocator has handed out."""
+    peak: int
+    total: int
+    """What the device has."""
+
+
+@attrs.frozen
 class RankSnapshot:
     """A rank page at one moment; all times are CLOCK_MONOTONIC nanoseconds of its host."""
 
@@ -109,6 +120,8 @@ class RankSnapshot:
     """The signals that the SDK's handler takes as a request to leave, by the word of the rank."""
     notice: int = 0
     """The signal that has asked it to leave, or one of NOTICE_NAMES; 0: nobody has."""
+    device: AllocatedMemory | None = None
+    """Its memory on the device, as it said some seconds ago; None: it uses none."""
 
     @property
     def is_over(self) -> bool:
@@ -359,6 +372,9 @@ class PageReader:
             destroying_ns=q[at.W_DESTROYING_NS] or None,
             hears=tuple(number for number in range(1, 64) if q[at.W_HEARS] >> number & 1),
             notice=q[at.W_NOTICE],
+            device=AllocatedMemory(q[at.W_DEVICE_NOW], q[at.W_DEVICE_PEAK], q[at.W_DEVICE_TOTAL])
+            if q[at.W_DEVICE_TOTAL]
+            else None,
         )
 
     @staticmethod

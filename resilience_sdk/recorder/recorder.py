@@ -231,6 +231,9 @@ class Rank(Protocol):
     def settle(self) -> bool:
         """Correct a provisional identity; tell whether it is final now."""
 
+    def look_between_steps(self) -> None:
+        """Look at what only the thread that trains may ask for."""
+
 
 class Recorder:
     """All lanes of this process over one rank page."""
@@ -245,6 +248,7 @@ class Recorder:
         self._lanes: dict[int, Lane] = {}
         self._paused: list[str] = []
         self._early = 0
+        self._looks = False
         self.is_done = False
         """Whether `done` has ended all deadlines; each heartbeat then takes the slow path, which begins anew."""
         self.lost = ""
@@ -364,8 +368,23 @@ class Recorder:
             if block.index < at.NAME_SLOTS:
                 self.page.set_timeout(block.index, timeout)
 
+    def look_at_next_beat(self) -> None:
+        """Have the next heartbeat take the slow path once, where its thread looks for the rank. Any thread."""
+        with self._lock:
+            self._looks = True
+            for lane in self._lanes.values():
+                lane.settled = False
+                for beat in lane.beats:
+                    beat.owner = _NOBODY
+
     def early_beat(self, lane: Lane) -> None:
-        """Handle one of the first beats: publish the first, and settle the identity while it is provisional."""
+        """Handle one of the first beats: publish the first, and settle the identity while it is provisional.
+
+        Or a later one at which the rank wants to look.
+        """
+        if self._looks and self._rank is not None:
+            self._looks = False
+            self._rank.look_between_steps()
         words = self.page.words
         if not words[at.W_FIRST_BEAT_NS]:
             words[at.W_FIRST_BEAT_NS] = monotonic_ns()

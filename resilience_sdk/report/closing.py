@@ -85,6 +85,7 @@ def _things(facts: RunFacts) -> Iterator[str]:
             yield f"{finding.node or 'the node'}: {finding.check}: {finding.text}"
     if facts.stragglers is not None and facts.stragglers.verdicts and facts.stragglers.verdicts[-1][1] != "over":
         yield facts.stragglers.verdicts[-1][2]
+    yield from facts.memory_grows
     if facts.why_slow:
         yield facts.why_slow
     if facts.stood:

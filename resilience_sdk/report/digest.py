@@ -2,9 +2,9 @@
 
 A fleet of 512 nodes tells some hundred times in an attempt what each of its ranks took of a step. As events that is
 gigabytes; as numbers in arrays it is some megabytes. So `progress`, `loss` and logged `metrics` become rows, of
-`step_time` and `progress` each file's newest one in an attempt stays an event (both tell sums, or where a run had come
-to), so do some of `time_spent` (sums as well) over an attempt, and all else is kept and sorted by time, for whoever
-follows a run through its events.
+`step_time`, `memory` and `progress` each file's newest one in an attempt stays an event (they tell sums, or where a run
+had come to), so do some of `time_spent` (sums as well) over an attempt, and all else is kept and sorted by time, for
+whoever follows a run through its events.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class _DigestReading:
             elif name == _PROGRESS:
                 self.misshapen += not add(event)
                 newest[name, str(event.get("job")), str(event.get("attempt"))] = event
-            elif name == _STEP_TIME:
+            elif name in (_STEP_TIME, _MEMORY):
                 newest[name, str(event.get("job")), str(event.get("attempt"))] = event
             elif name == _TIME_SPENT:
                 self._take_point(event)
@@ -270,7 +270,8 @@ class _DigestReading:
 
 
 _PROGRESS, _STEP_TIME, _TIME_SPENT = Event.PROGRESS.value, Event.STEP_TIME.value, Event.TIME_SPENT.value
-_REDUCED = frozenset({_PROGRESS, _STEP_TIME, _TIME_SPENT, Event.LOSS.value, Event.METRICS.value})
+_MEMORY = Event.MEMORY.value
+_REDUCED = frozenset({_PROGRESS, _STEP_TIME, _TIME_SPENT, _MEMORY, Event.LOSS.value, Event.METRICS.value})
 
 
 def number(value: object) -> float | None:

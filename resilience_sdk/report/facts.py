@@ -252,6 +252,8 @@ class RankFacts:
     step: str | None
     last_beat_s: float | None
     sections: tuple[str, ...]
+    memory: str = ""
+    """What it had last, and the most of it; host, then device."""
 
 
 @attrs.frozen
@@ -303,6 +305,8 @@ class RunFacts:
     stood: str | None = None
     """What the newest job tells of them, one sentence."""
     ranks: tuple[RankFacts, ...] = ()
+    memory_grows: tuple[str, ...] = ()
+    """What is known of ranks whose memory grew with the steps to the end, one sentence each."""
     hidden_ranks: int = 0
     events: tuple[tuple[float, str, str], ...] = ()
     """The newest ones that a person cares about: time, name and a sentence."""

@@ -55,6 +55,10 @@ class RankRow:
     """The evidence for it."""
     score: float | None = None
     """Of the newest straggler report, 0 (slow) to 1; of its GPU where kernels are timed, else of its sections."""
+    memory: int | None = None
+    """The most memory that it had, in bytes."""
+    device_memory: int | None = None
+    """The most that it had on its device, in bytes."""
     is_slow: bool = False
     """Whether a straggler verdict that stands names it."""
     seen: str = JOURNAL
@@ -124,6 +128,8 @@ class LiveView:
     """The notice that stands: `since`, `at` and `text`."""
     stragglers: tuple[str, ...] = ()
     """Verdicts that stand, one sentence each."""
+    memory_grows: tuple[str, ...] = ()
+    """What is known of ranks whose memory grows with the steps, one sentence each."""
     incidents: int = 0
     last_incidents: tuple[tuple[float, str, str], ...] = ()
     """The newest ones, oldest first: when, id and headline."""

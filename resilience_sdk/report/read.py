@@ -21,6 +21,7 @@ from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import duration, one_line, when
 from resilience_sdk.goodput.buckets import Bucket
+from resilience_sdk.goodput.memory import RankMemory, growing_words, memory_of
 from resilience_sdk.goodput.slowness import ON_HOST, WhySlow, slowness_of, standing_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.goodput.summary import Summary
@@ -110,7 +111,9 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
     checkpoints, hidden_checkpoints = parts.part("checkpoints", lambda: checkpoint_cards(events), none)
     heat = parts.part("heat map", lambda: heat_map(digest.progress), None)
     worst = [] if heat is None else [rank for rank, *_ in heat.worst]
-    ranks, hidden_ranks = parts.part("ranks", lambda: _ranks(view, worst), none)
+    nobody: tuple[RankMemory, ...] = ()
+    memory = parts.part("memory", lambda: memory_of(view.events), nobody)
+    ranks, hidden_ranks = parts.part("ranks", lambda: _ranks(view, worst, memory), none)
     if digest.misshapen:
         parts.problems.append(f"{digest.misshapen} events of the journal could not be understood")
     headline = Headline(view.standing, STATES[view.standing])
@@ -151,6 +154,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         stood=parts.part("standstills", lambda: newest_sentence(account) if account is not None else None, None),
         ranks=ranks,
         hidden_ranks=hidden_ranks,
+        memory_grows=tuple(growing_words(memory)),
         events=parts.part("events", lambda: timeline.events_of(events), ()),
         problems=tuple(text(problem) for problem in [*view.problems, *parts.problems][:_MOST_PROBLEMS]),
     )
@@ -311,7 +315,7 @@ def _scores(report: Report) -> Iterable[ScoreFacts]:
 _TITLES = {"gpu": "GPU", "overall": "overall"}
 
 
-def _ranks(view: RunView, slowest: Sequence[int]) -> tuple[tuple[RankFacts, ...], int]:
+def _ranks(view: RunView, slowest: Sequence[int], memory: Iterable[RankMemory]) -> tuple[tuple[RankFacts, ...], int]:
     """Return the ranks of the newest attempt: all of a small run; of a large one who ended badly, then the slowest."""
     live = {item["rank"]: item for item in view.live}
     known = view.state.ranks
@@ -321,7 +325,9 @@ def _ranks(view: RunView, slowest: Sequence[int]) -> tuple[tuple[RankFacts, ...]
         bad = [r for r in ranks if r in known and known[r].state == "exited" and known[r].exit_code != 0]
         order = dict.fromkeys([*bad[: _MOST_RANKS // 2], *(r for r in slowest if r in known), *ranks])
         shown = sorted(list(order)[:_MOST_RANKS])
-    return tuple(_rank(rank, known.get(rank), live.get(rank)) for rank in shown), len(ranks) - len(shown)
+    amounts = {one.rank: one.words() for one in memory}
+    told = (attrs.evolve(_rank(rank, known.get(rank), live.get(rank)), memory=amounts.get(rank, "")) for rank in shown)
+    return tuple(told), len(ranks) - len(shown)
 
 
 def _rank(rank: int, known: RankHistory | None, live: Mapping[str, Any] | None) -> RankFacts:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
@@ -342,6 +342,18 @@ def live_without_step_s(live: Iterable[Mapping[str, Any]], state: RunState) -> f
     )
 
 
+class ReadAt(NamedTuple):
+    """When something was read, by both clocks of this machine."""
+
+    unix_s: float
+    monotonic_ns: int
+
+    @classmethod
+    def now(cls) -> ReadAt:
+        """Return this moment."""
+        return cls(time.time(), time.monotonic_ns())
+
+
 def own_outcome(state: RunState, outcome: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the outcome, unless it is that of a job before the newest one."""
     ended_at = outcome["ended_at"] if outcome else None
@@ -388,26 +400,37 @@ def goodput_of(
     is_running: bool = False,
     renewed_after_s: float | None = None,
     standing_s: float = 0.0,
+    now: ReadAt | None = None,
 ) -> Summary:
     """Return the account of a journal; see `goodput_now`."""
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    return goodput_now(ledger, is_running=is_running, renewed_after_s=renewed_after_s, standing_s=standing_s)
+    return goodput_now(ledger, is_running=is_running, renewed_after_s=renewed_after_s, standing_s=standing_s, now=now)
 
 
-def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None, standing_s: float = 0.0) -> Summary:
-    """Return the account of a ledger up to the last sign of its job, which stands for `standing_s` where it runs."""
-    until = last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s)
+def goodput_now(
+    ledger: Ledger,
+    *,
+    is_running: bool,
+    renewed_after_s: float | None,
+    standing_s: float = 0.0,
+    now: ReadAt | None = None,
+) -> Summary:
+    """Return the account of a ledger up to the last sign of its job, which stands for `standing_s` where it runs.
+
+    `now` is when its journal was read, where that took long: what came since then nobody has seen.
+    """
+    until = last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s, now=now)
     return summarize(ledger, until, standing_s=standing_s if is_running else 0.0, is_gone=not is_running)
 
 
-def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> float:
+def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None, now: ReadAt | None = None) -> float:
     """Return up to when a ledger is to be read: now while a job runs, else the last sign of it.
 
     That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`). A job that has
     told its end holds its lease while its launcher writes the report, which is no time of the run.
     """
     if is_running:
-        return ledger.when(time.time(), time.monotonic_ns(), boot_id())
+        return ledger.when(*(now or ReadAt.now()), boot_id())
     return ledger.last_at + (renewed_after_s or 0.0 if ledger.goes_on else 0.0)

@@ -23,6 +23,7 @@ from resilience_sdk.incidents import Incident, stall_at, standing_words
 from resilience_sdk.report.digest import JournalDigest, LossRows, ProgressRows, read_digest
 from resilience_sdk.report.outcome import read_outcome
 from resilience_sdk.report.run_state import (
+    ReadAt,
     RunState,
     goodput_of,
     is_held,
@@ -57,6 +58,10 @@ class RunView:
     outcome: dict[str, Any] | None
     problems: list[str]
     """What could not be read."""
+    read_at: ReadAt = attrs.field(factory=ReadAt.now)
+    """When the reading of its journal began."""
+    live_after_s: float = 0.0
+    """How many seconds later its ranks were looked at."""
 
     @property
     def events(self) -> tuple[dict[str, Any], ...]:
@@ -84,27 +89,32 @@ class RunView:
             self.events,
             is_running=self.is_running,
             renewed_after_s=renewed_after_s(self.run_dir),
-            standing_s=live_without_step_s(self.live, self.state),
+            standing_s=max(0.0, live_without_step_s(self.live, self.state) - self.live_after_s),
+            now=self.read_at,
         )
 
 
 def look_at(run_dir: RunDirectory) -> RunView:
     """Return the view of a run directory as it is now; what cannot be read is named in `problems`, and not fatal."""
     problems: list[str] = []
+    read_at = ReadAt.now()
     digest = _journal(run_dir.journal, problems)
     outcome = None
     try:
         outcome = read_outcome(run_dir)
     except ConfigError as error:
         problems.append(str(error))
+    holder, live = current_holder(run_dir), live_ranks(run_dir)
     return RunView(
         run_dir=run_dir,
         digest=digest,
         state=state_of(digest.events),
-        holder=current_holder(run_dir),
-        live=live_ranks(run_dir),
+        holder=holder,
+        live=live,
         outcome=outcome,
         problems=problems,
+        read_at=read_at,
+        live_after_s=(ReadAt.now().monotonic_ns - read_at.monotonic_ns) / 1e9,
     )
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -23,6 +23,7 @@ from resilience_sdk.core.lease import current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.memory import RankMemory, growing_words, memory_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.incidents import Incident, IncidentStore, headline
 from resilience_sdk.incidents.stalls import EXIT
@@ -117,6 +118,8 @@ class RunWatch:
         rows = live_view.with_lags(rows, speed)
         standing = self._verdicts(state, problems, is_running=is_running)
         rows = self._with_scores(rows, standing, state)
+        memory = memory_of(self._journal.memory())
+        rows = _with_memory(rows, memory)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
         summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s, standing_s=stood_s)
@@ -146,6 +149,7 @@ class RunWatch:
             buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),
+            memory_grows=tuple(growing_words(memory)) if is_running else (),
             incidents=len(incidents),
             last_incidents=tuple(incidents[-_MOST_INCIDENTS:]),
             checkpoint_step=state.checkpoint_step,
@@ -308,6 +312,7 @@ class _JournalSoFar:
         self.problems: list[str] = []
         """What could not be read at the last look."""
         self._newest_steps: dict[tuple[str, str], dict[str, Any]] = {}
+        self._newest_memory: dict[str, dict[str, Any]] = {}
         self._run_start: dict[str, Any] | None = None
         self.state = RunState()
         self.ledger = Ledger()
@@ -366,9 +371,11 @@ class _JournalSoFar:
             self.ledger.apply(event)
             name = event["event"]
             if name == Event.RUN_START.value:
-                self._run_start, self._newest_steps = event, {}
+                self._run_start, self._newest_steps, self._newest_memory = event, {}, {}
             elif name in (Event.STEP_TIME.value, Event.PROGRESS.value):
                 self._newest_steps[name, str(event.get("host"))] = event
+            elif name == Event.MEMORY.value:
+                self._newest_memory[str(event.get("host"))] = event
             elif name == Event.STALL.value and event.get("kind") != EXIT:
                 self.stall = StallWords.of(event)
             elif name == Event.INCIDENT.value and isinstance(event.get("id"), str):
@@ -379,10 +386,25 @@ class _JournalSoFar:
             self.stall = StallWords()
         self.events.add(events)
 
+    def memory(self) -> list[dict[str, Any]]:
+        """Return what `memory_of` needs: the newest of each node."""
+        return sorted(self._newest_memory.values(), key=lambda event: float(event["t"]))
+
     def step_times(self) -> list[dict[str, Any]]:
         """Return what `step_time_of` needs: the newest of each node."""
         newest = sorted(self._newest_steps.values(), key=lambda event: float(event["t"]))
         return newest if self._run_start is None else [self._run_start, *newest]
+
+
+def _with_memory(rows: list[RankRow], memory: Iterable[RankMemory]) -> list[RankRow]:
+    """Return the rows with the most memory that each rank had."""
+    known = {one.rank: one for one in memory}
+    return [
+        attrs.evolve(row, memory=known[row.rank].host_peak, device_memory=known[row.rank].device_peak)
+        if row.rank in known
+        else row
+        for row in rows
+    ]
 
 
 def _standing_s(rows: list[RankRow], usual_s: float, state: RunState) -> float:

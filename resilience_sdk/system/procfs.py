@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience_sdk.system import hostinfo
 
@@ -94,6 +95,43 @@ def limits(root: str, controller: str, *names: str) -> list[tuple[int, Path]]:
         for name in names
         if (limit := number(group / name)) is not None and limit < _NO_LIMIT
     ]
+
+
+class MemoryLeft(NamedTuple):
+    """How much memory this process and its children may still take, of how much; bytes."""
+
+    free: int
+    total: int
+    group: Path | None
+    """The control group whose limit is nearest; None: it is the machine's memory."""
+
+
+def memory_left(root: str = "/") -> MemoryLeft | None:
+    """Return what the nearest limit leaves: the machine's memory, or that of a control group. None: not to be read."""
+    info = fields(below(root, "/proc/meminfo"), ":")
+    if not {"MemTotal", "MemAvailable"} <= info.keys():
+        return None
+    total, free = (1024 * int(info[name].partition(" ")[0]) for name in ("MemTotal", "MemAvailable"))
+    found = MemoryLeft(free, total, None)
+    for most, group in limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
+        left = max(0, most - _used(group))
+        if left < found.free:  # it may be a parent's: what other groups below it use counts too
+            found = MemoryLeft(left, most, group)
+    return found
+
+
+def _used(group: Path) -> int:
+    """Return what counts against a group's limit and cannot be taken back at once.
+
+    Its page cache can, that of files that were read more than once (`active`) too, which a training's data are.
+    """
+    used = number(group / "memory.current")
+    if used is None:
+        used = number(group / "memory.usage_in_bytes")
+    statistics = fields(group / "memory.stat")
+    prefix = "total_" if "total_inactive_file" in statistics else ""  # of the first version: with the groups below
+    cache = sum(int(statistics.get(f"{prefix}{name}", "0")) for name in ("inactive_file", "active_file"))
+    return max(0, (used or 0) - cache)
 
 
 def oom_kills(root: str = "/") -> int | None:

@@ -17,6 +17,8 @@ def status_lines(**facts):
         "ranks": [],
         "passed_over": [],
         "incidents": {"count": 0},
+        "memory": [],
+        "memory_grows": [],
         "degraded": [],
         "problems": [],
     }

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from resilience_sdk.core.json_records import from_values
 from resilience_sdk.core.settings import Settings
+from resilience_sdk.core.words import GIB, MIB, size
 from resilience_sdk.health import compare, findings, software
 from resilience_sdk.health.findings import (
-    GIB,
-    MIB,
     Finding,
     HealthReport,
     Status,
@@ -75,7 +74,7 @@ def test_grades_never_get_better_with_less(value, failed, more):
 
 def test_sizes_and_names_read_well():
     """Sizes with the unit that a person would use, names each once."""
-    sizes = [findings.size(count) for count in (0, 1023, 64 * MIB, 1.5 * GIB)]
+    sizes = [size(count) for count in (0, 1023, 64 * MIB, 1.5 * GIB)]
     assert sizes == ["0 bytes", "1023 bytes", "64 MiB", "1.5 GiB"]
     texts = [listed(names, most=3) for names in ("", "a", "aab", "abc", "abcde")]
     assert texts == ["", "a", "a and b", "a, b and c", "a, b, c and 2 more"]

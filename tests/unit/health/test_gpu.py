@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from resilience_sdk.attribution.taxonomy import causes
+from resilience_sdk.core.words import MIB
 from resilience_sdk.health import gpu_checks
-from resilience_sdk.health.findings import MIB, Status
+from resilience_sdk.health.findings import Status
 from resilience_sdk.health.gpu import Choice, Listed, choose, cuda_devices, entries, judge_xid, old_mig_parent
 from resilience_sdk.health.gpu_checks import Device
 from resilience_sdk.health.probes import GPU, Context

@@ -9,8 +9,9 @@ import time
 import needed
 import pytest
 
+from resilience_sdk.core.words import GIB, MIB
 from resilience_sdk.health import host
-from resilience_sdk.health.findings import GIB, MIB, Status
+from resilience_sdk.health.findings import Status
 from resilience_sdk.health.host import KernelMessage, Process
 from resilience_sdk.health.probes import Context
 

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from resilience_sdk.core.words import GIB
 from resilience_sdk.health import storage
-from resilience_sdk.health.findings import GIB, Status
+from resilience_sdk.health.findings import Status
 from resilience_sdk.health.probes import Context
 from resilience_sdk.system.mounts import Mount, mount_of
 
