@@ -1,5 +1,8 @@
 """`torch.save` as injected faults and rehearsals meet it: a listener hears of each save whose bytes are written.
 
+A tensor that is pickled (by `all_gather_object`, by a queue) has torch save its storage into memory: that is none of
+the program's saves.
+
 The save has not returned then, so a checkpoint that is written aside has not got its name yet. What a listener does to
 the file, or raises, is what a death or a full disk in the middle of the save would leave.
 """
@@ -16,6 +19,7 @@ from typing import Any
 from resilience_sdk.system.imports import when_imported
 
 _MODULE = "torch.serialization"
+_STORAGES = ("UntypedStorage", "TypedStorage")  # of torch, which is not imported yet where this module is
 
 SaveListener = Callable[[Any], None]
 """Takes what `torch.save` was told to write into: a path or a file."""
@@ -70,10 +74,11 @@ def _wrap(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        for looker in _lookers:
+        is_of_program = type(obj).__name__ not in _STORAGES
+        for looker in _lookers if is_of_program else ():
             looker(obj)
         original(obj, f, *args, **kwargs)
-        for listener in tuple(_listeners):
+        for listener in tuple(_listeners) if is_of_program else ():
             listener(f)
 
     module.save = save  # type: ignore[attr-defined]
