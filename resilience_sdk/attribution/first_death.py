@@ -78,7 +78,7 @@ def only_measured(found: FirstDeath, looked: Iterable[Classification], *, is_ask
         )
         return attrs.evolve(found, classification=believed)
     told = Evidence(
-        "look", f"{seen or 'the node could not be looked at'}: it is not left out for words of a program alone"
+        "look", f"{seen or 'the node could not be looked at'}: the node is not left out for words of a program alone"
     )
     confidence, evidence = min(known.confidence, HEARSAY), (*known.evidence, told)
     known = attrs.evolve(known, action="restart", confidence=confidence, evidence=evidence)

@@ -188,6 +188,8 @@ def stall_at(
     for_s = max(stall.told_at - stall.since for stall in stood)
     in_order = tuple(ranks[rank] for rank in sorted(ranks))
     standing = _standing(in_order, for_s)
+    if not standing and any(stall.proof is not None for stall in stood):
+        standing = in_order  # a monitor that was just replaced has not watched them for long; the records stay
     if not standing and late_counts and any(stall.waiting for stall in stood):
         standing = tuple(one for one in in_order if one.activity == "busy")
     if not standing:

@@ -95,7 +95,8 @@ def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
     if incident.victims:
         lines.append(f"  waiting for it: {len(incident.victims)} rank(s), {_some(incident.victims)}")
     first = 1 if incident.cause == SILENT_NODE else 0
-    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[first:2]]
+    reasons = [evidence for evidence in incident.evidence[first:2] if evidence.source not in ("rule", "storage")]
+    lines += [f"  why: {evidence.text}" for evidence in reasons]
     lines += [f"  storage: {evidence.text}" for evidence in incident.evidence if evidence.source == "storage"][:1]
     lines += [f"  rule: {evidence.text}" for evidence in incident.evidence if evidence.source == "rule"]
     if incident.id is not None:

@@ -125,6 +125,11 @@ def components_of(names: Collection[str]) -> list[str]:
     return list(dict.fromkeys(kind.component for kind in KINDS if kind.name in names))
 
 
+def in_order(names: Collection[str]) -> list[str]:
+    """Return these names in the order in which they explain one another."""
+    return [kind.name for kind in KINDS if kind.name in names]
+
+
 def with_consequences(variation: Mapping[str, int]) -> dict[str, int]:
     """Return what is not to be compared where that differs by itself: what follows from it may be near by chance."""
     harmless = {kind.name for kind in _GENERATORS.values()}

@@ -88,6 +88,31 @@ _STOP = (
 )
 
 
+_GIVEN_TO_ADAPTER: Mapping[tuple[str, str], str] = {
+    ("accelerate", components.RATE): "give the scheduler to accelerator.prepare(), or to "
+    "accelerator.register_for_checkpointing(), and step it at one place of the loop",
+    ("accelerate", components.LOSSES): "give what the step uses beside model and optimizer to "
+    "accelerator.register_for_checkpointing(): averages, teachers, generators of its own",
+    ("lightning", components.RATE): "return the scheduler from configure_optimizers(): one that is stepped by hand is "
+    "in no checkpoint",
+    ("lightning", components.LOSSES): "keep what the step uses beside its weights in the module, as a buffer or "
+    "submodule, or in its on_save_checkpoint() and on_load_checkpoint()",
+    ("transformers", components.RATE): "let the Trainer have the scheduler (optimizers=(optimizer, scheduler)): one "
+    "that is stepped elsewhere is in no checkpoint",
+    ("transformers", components.LOSSES): "keep what the step uses beside its weights in the model, as a buffer or "
+    "submodule: what the trainer or a callback holds is in no checkpoint",
+    ("deepspeed", components.RATE): "give the scheduler to deepspeed.initialize(lr_scheduler=...), or to "
+    "attach(engine, state={...})",
+    ("deepspeed", components.LOSSES): "give what the step uses beside its weights to attach(engine, state={...})",
+    ("megatron", components.LOSSES): "give what the step uses beside its weights to state= of the adapter",
+}
+"""What helps where the adapter of a framework is there, by framework and component."""
+_TO_STATE = (
+    "put what the step uses beside model and optimizer into state= (averages, teachers, modules, generators of its "
+    "own): each with a state_dict() and a load_state_dict()"
+)
+
+
 def way_in(traces: Sequence[RehearsedRank]) -> tuple[str | None, bool]:
     """Return the framework that the job trains with, None for none, and whether its adapter is there."""
     for trace in traces:
@@ -141,8 +166,12 @@ def cure_of(first: Difference | None, traces: Sequence[RehearsedRank], resume: R
     knows_order = has_adapter or any(trace.witnessed for trace in traces)
     if first is not None and first.component == components.SAMPLES and knows_order:
         cure = _SAME_ORDER  # the place in it is restored by the way in
+    elif first is not None and (framework, first.component) in _GIVEN_TO_ADAPTER:
+        cure = _GIVEN_TO_ADAPTER[str(framework), first.component]
     elif first is None or framework is not None:
         return _of_framework(traces, "")
+    elif first.component == components.LOSSES and knows_order:
+        cure = _TO_STATE
     else:
         cure = _of_loop(first.component, resume)
     return cure if is_of_all else f"{cure}, on every rank what is its own"

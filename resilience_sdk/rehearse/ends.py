@@ -72,7 +72,8 @@ def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | 
         told = "the same weights" if apart.most == 0 else f"the same weights to {apart.most:.0e}"
         logs = records.count(baseline.end, facts.last_attempt)
         also = "" if twins or not logs else f"; records of {count_words(logs)} compared"
-        return PromiseResult(_PROMISE, PASS, f"{told}{_steps_words(steps)}{also}{_unseen_words(baseline, steps)}")
+        is_witnessed = any(trace.witnessed for trace in baseline.end)
+        return PromiseResult(_PROMISE, PASS, f"{told}{_steps_words(steps, is_witnessed=is_witnessed)}{also}")
     if again is None:
         return None
     own = difference(baseline.end, again.last_attempt)
@@ -122,19 +123,15 @@ def _broken(baseline: Baseline, first: Difference | None, apart: Distance | str,
     return PromiseResult(_PROMISE, FAIL, why, cure, components.WEIGHTS, None, apart.ranks)
 
 
-def _steps_words(steps: Compared) -> str:
+def _steps_words(steps: Compared, *, is_witnessed: bool) -> str:
+    """Return what was compared of the steps: of a loop that leaves no witnesses neither the order nor the losses."""
     if not steps.steps:
         return ""
     other = steps.first
-    told = f"; {count_words(steps.steps)} compared: {', '.join(components.components_of(steps.names))}"
+    names = components.components_of(steps.names) if is_witnessed else components.in_order(steps.names)
+    told = f"; {count_words(steps.steps)} compared: {', '.join(names)}"
+    told += "" if is_witnessed else "; no witnesses of this loop's steps, so not the order of samples, nor losses"
     return told if other is None else f"{told}; {other.name} differ from step {other.step} on, and nothing follows"
-
-
-def _unseen_words(baseline: Baseline, steps: Compared) -> str:
-    """Return what is not known of the steps, where the loop leaves no witnesses of them."""
-    if not steps.steps or any(trace.witnessed for trace in baseline.end):
-        return ""
-    return "; no witnesses of this loop's steps, so samples were not compared by their order, nor losses"
 
 
 def _other_record(baseline: Baseline, logged: RecordDifference, facts: JobFacts) -> PromiseResult:

@@ -61,6 +61,15 @@ def test_what_was_proven_while_it_stood_is_the_cause_however_it_was_ended():
         assert hang_at(142.0, {**stall(*both, waiting=()), "proof": wrong}).cause == "network_partition"
 
 
+def test_a_proof_stands_though_a_new_monitor_has_not_watched_for_long():
+    """Its first notice knows no more than that somebody waits."""
+    both = [awaited(rank, "waiting", stack=IN_ALL_REDUCE) for rank in (0, 1)]
+    fresh = stall(awaited(1, "unknown", still_s=1.0), t=500.0)
+    assert hang_at(501.0, fresh) is None
+    found = hang_at(501.0, {**stall(*both, waiting=()), "proof": PROOF}, fresh)
+    assert (found.cause, [culprit.rank for culprit in found.culprits]) == ("user_collective_mismatch", [1])
+
+
 def test_who_was_busy_while_others_gave_up_on_it_was_late():
     """Only where nobody ended the job from outside: the time-out of a library, which names the network."""
     busy = awaited(1, "busy", detail="it sleeps for 12 s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import attrs
 import pytest
 
 import resilience_sdk
@@ -45,6 +46,24 @@ def confirmed(activity, *facts, cause="hang_rank_stuck", category="hang"):
     return hang_incident(
         judgement, finding, states, {}, facts, attempt=0, on_hang="restart", now_ns=10**12, now=43200.0
     )
+
+
+def test_the_rule_is_said_once():
+    """Also where nothing else says why."""
+    finding = CulpritFinding((0,), (1,), "hang", "hang_rank_stuck", 0.9, (Evidence("rule", "called hung by 3 x"),))
+    incident = hang_incident(
+        Judgement("confirmed", waited_for=(0,), detail="rank 0 is waited for"),
+        finding,
+        [RankState(rank=0, node="a"), RankState(rank=1, node="a")],
+        {},
+        (),
+        attempt=0,
+        on_hang="restart",
+        now_ns=10**12,
+        now=43200.0,
+    )
+    incident = attrs.evolve(incident, evidence=(Evidence("rule", "called hung by 3 x"),))
+    assert sum("called hung by" in line for line in hang_lines(incident, "restart", "/r")) == 1
 
 
 @pytest.mark.parametrize(

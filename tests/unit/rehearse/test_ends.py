@@ -117,6 +117,25 @@ def test_the_cure_is_that_of_the_way_in(framework: str) -> None:
     assert "samplers draw from torch's generators" in (with_adapter.cure or "")
 
 
+@pytest.mark.parametrize(
+    ("framework", "name", "cure"),
+    [
+        ("accelerate", "learning rate", "accelerator.prepare()"),
+        ("accelerate", "gradients", "register_for_checkpointing()"),
+        ("lightning", "learning rate", "configure_optimizers()"),
+        ("lightning", "loss", "on_save_checkpoint()"),
+        ("transformers", "learning rate", "optimizers=(optimizer, scheduler)"),
+        ("deepspeed", "gradients", "attach(engine, state={...})"),
+        ("megatron", "gradients", "state="),
+        (None, "gradients", "into state="),
+    ],
+)
+def test_behind_an_adapter_the_cure_names_what_takes_it(framework: str | None, name: str, cure: str) -> None:
+    """What it could not see is given to it by that framework's own means; a loop of one's own has its `state`."""
+    ways = {"frameworks": (framework,), "adapters": (framework,)} if framework else {}
+    assert cure in (judged(job(planted(name, 0, 1), OTHER, **ways)).cure or "")
+
+
 def test_steps_that_do_not_belong_to_each_other_are_not_compared() -> None:
     """A loop that began its epoch anew: what differs first would be whatever the misplaced steps show."""
     before = learn(job((attempt(0, 0, 20, (7, 14)),)), 1)

@@ -96,6 +96,4 @@ def test_a_pass_says_what_was_not_seen() -> None:
     bare = job(tuple(attrs.evolve(one, witnessed=()) for one in run()))
     told = judge_end("kill", learn(bare, 2), bare, None)
     assert told is not None
-    assert told.why.endswith(
-        "no witnesses of this loop's steps, so samples were not compared by their order, nor losses"
-    )
+    assert told.why.endswith("no witnesses of this loop's steps, so not the order of samples, nor losses")
