@@ -237,7 +237,7 @@ def summary_lines(run_dir: Path, *, is_hurried: Callable[[], bool]) -> list[str]
             return said[0].decode(errors="replace").splitlines()
         if said is None:
             programs.kill(process, 1.0)
-            why = "the journal is too long to be read now"
+            why = "the job is asked to leave" if is_hurried() else f"it takes longer than {_SUMMARY_S:.0f} s"
         else:
             why = (said[1].decode(errors="replace").splitlines() or [f"status {process.returncode}"])[-1]
     except OSError as error:
