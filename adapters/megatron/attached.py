@@ -89,13 +89,20 @@ def meaning_of(code: object, suspect: str = "") -> Exception | None:
 
 
 def record(error: BaseException | None) -> None:
-    """Leave what Megatron's exit code means for the incident, if that is how this rank ends. Never raises."""
+    """Leave what Megatron's exit code means for the incident, if that is how this rank ends. Never raises.
+
+    Megatron's own second run on the same GPU is a measurement: what it asks for is asked of the launcher.
+    """
     if not isinstance(error, SystemExit):
         return
     meaning = meaning_of(error.code, _suspect())
     session = current()
     if meaning is not None and session is not None:
         session.record_exception(meaning)
+        if isinstance(meaning, RerunElsewhereError):
+            from resilience_sdk.postmortem.facts import EXCLUDE_NODE  # at the end of a rank, and seldom
+
+            session.ask_launcher(EXCLUDE_NODE, str(meaning))
 
 
 def _suspect() -> str:

@@ -152,9 +152,9 @@ PROVEN = {
     "seeded": _GENERATORS,
     "cyclic": _GENERATORS,
     "augmented": (None, "3 of 3 repeated steps equal; 3 with other values of the same samples"),
-    "external": (None, "resume exact: 3 of 3 repeated steps equal"),
-    "external random": (None, "batches that come from a stream, or in any order, are not repeatable"),
-    "batch size": (None, "a step has other batches, or the loader other data, than before"),
+    "external": (None, "3 of 3 repeated steps equal, their losses, too; this resume does not repeat the place"),
+    "external random": (None, "have other values of samples that are not known"),
+    "batch size": (None, "a step has other batches, or the loader other data, than in the first pass"),
 }
 
 
