@@ -49,6 +49,8 @@ _CURES = {
     "learning rate": "give the scheduler to the state of the Checkpointer, and step it at one place of the loop",
     "generators": "let nothing seed or draw from a generator between the resume and the first batch",
     "loss": "look for what the step uses and the state of the Checkpointer does not hold",
+    "weights": "look for what the step uses and the state of the Checkpointer does not hold, such as a generator in a "
+    "variable of the script, a buffer, an average or a module of its own",
 }
 
 

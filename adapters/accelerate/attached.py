@@ -264,6 +264,8 @@ _CURES = {
     "learning rate": "give the scheduler to accelerator.prepare(), and step it at one place of the loop",
     "generators": "let nothing seed a generator behind attach()",
     "loss": "look for what the step uses and save_state() does not save: accelerator.register_for_checkpointing()",
+    "weights": "look for what the step uses and save_state() does not save, such as a generator, an average or "
+    "a module of its own: accelerator.register_for_checkpointing()",
 }
 _MAX_JOIN_S = 7200.0
 """For the ranks that have more batches. In a pause, which has no end, it would not be found if one of them hangs."""

@@ -29,6 +29,8 @@ _CURES = {
     "attach(state=...)",
     "generators": "let nothing seed a generator behind attach(), nor draw from one before the first batch of loader=",
     "loss": "look for what the step uses and neither the engine nor attach(state=...) holds",
+    "weights": "look for what the step uses and neither the engine nor attach(state=...) holds, such as a generator, "
+    "an average or a module of its own",
 }
 
 

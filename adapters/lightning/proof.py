@@ -20,6 +20,8 @@ _CURES = {
     "generators": "let no hook seed a generator behind the resume",
     "loss": "look for what training_step uses and the checkpoint does not hold: give it to on_save_checkpoint() and "
     "on_load_checkpoint() of the module, or make it a buffer",
+    "weights": "look for what the step uses and the checkpoint does not hold: attributes of the module or of a "
+    "callback, a generator, an average; give it to state_dict() of a callback, or make it a buffer",
 }
 
 

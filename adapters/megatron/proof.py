@@ -27,6 +27,8 @@ CURES = {
     "generators": "let nothing seed a generator behind saver.resume(), nor draw from one before the first batch: make "
     "iterators before it",
     "loss": "look for what the step uses and neither sharded_state nor state= holds",
+    "weights": "look for what the step uses and neither sharded_state nor state= holds, such as a generator or an "
+    "average",
 }
 PRETRAIN_CURES = {
     "samples": "let samplers draw by args.consumed_train_samples, as those of --dataloader-type single do",
@@ -35,6 +37,7 @@ PRETRAIN_CURES = {
     "generators": "let nothing seed a generator behind the load of the checkpoint, and leave --no-save-rng, "
     "--no-load-rng and --dataloader-type cyclic out",
     "loss": "look for what forward_step() uses and Megatron does not save: make it a buffer of the model",
+    "weights": "look for what the step uses and Megatron does not save: make it a buffer of the model",
 }
 
 

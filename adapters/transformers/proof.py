@@ -23,6 +23,8 @@ _CURES = {
     "generators": "let no callback seed a generator behind the resume",
     "loss": "look for what compute_loss() uses and the checkpoint does not hold: make it a buffer of the model, or an "
     "ExportableState",
+    "weights": "look for what the step uses and the checkpoint does not hold, such as attributes of a callback or of "
+    "the trainer: make it a buffer of the model, or an ExportableState",
 }
 _LOADS = ("_load_scaler", "_load_optimizer_and_scheduler")
 """What a trainer calls last of these, as far as it has them."""
