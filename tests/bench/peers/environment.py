@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from tests.bench import processes
@@ -14,6 +15,7 @@ from tests.integration import installs
 
 _CONSTRAINTS = processes.ROOT / "constraints.txt"
 _BOUND_S = 1800
+_one_at_a_time = threading.Lock()  # two systems may share one
 
 
 class CannotInstall(Exception):  # noqa: N818
@@ -26,6 +28,11 @@ def made(system: System, where: Path) -> Path:
     Raises:
         CannotInstall: Pip could not, in its words.
     """
+    with _one_at_a_time:
+        return _made(system, where)
+
+
+def _made(system: System, where: Path) -> Path:
     folder = where / system.slug
     mark = folder / "installed"
     wanted = system.package or "torch"
