@@ -47,6 +47,7 @@ CAUSES = {
 _TAG = "PEERS_JOB"
 _KEPT = 400
 _TO_THE_FAULT_S = 600.0
+_SAID_LATE_S = 2.0
 _Stamp = tuple[float, int, int, str]
 
 
@@ -157,8 +158,10 @@ def _seen(
         (round(moment - fault, 2), hide(text, hidden)) for moment, text in lines if moment >= fault and text.strip()
     ]
     went_on = _went_on(stamps, fault) if strikes else {}
-    # What is printed once all train again is no word on the fault.
-    until = max(went_on.values()) if went_on and len(went_on) == len(_processes(stamps)) else float("inf")
+    # What is printed long after all train again is no word on the fault.
+    until = (
+        max(went_on.values()) + _SAID_LATE_S if went_on and len(went_on) == len(_processes(stamps)) else float("inf")
+    )
     of_the_fault = [line for line in after if line[0] <= until]
     return {
         "struck": len(strikes),
