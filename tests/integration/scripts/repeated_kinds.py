@@ -182,8 +182,9 @@ def plant(step, net):
 def set_own_rate(optimizer, scheduler):
     """Set another learning rate at the resume, where that is asked for: it is no difference."""
     if KIND == "own rate" and IS_AGAIN:
-        scheduler.base_lrs = [1.0]
-        optimizer.param_groups[0]["lr"] = 1.0
+        scheduler.base_lrs = [1.0] * len(scheduler.base_lrs)
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0
 
 
 torch.manual_seed(3)
