@@ -110,6 +110,8 @@ _FAR = Kind(NOT_PROVEN, "loss", ", of the same samples and learning rate; look f
 _STREAM = Kind(EXACT, None, "batches of a stream are not repeatable", False)
 _STREAM_AGAIN = Kind(NOT_PROVEN, "the order of epoch 0", "batches of a stream are not repeatable", False)
 """Where it is read again."""
+_DISPATCHED = Kind(EXACT, None, "other values of samples that are not known: one rank reads the batches for all", False)
+"""Where Accelerate has one rank read the stream."""
 _ANY_ORDER = Kind(EXACT, None, "batches in any order (in_order=False) are not repeatable", False)
 _OTHER_BATCHES = _said("a step has other batches, or the loader other data, than in the first pass")
 _COMMON = {
@@ -181,7 +183,7 @@ ACCELERATE = {
     **_READS_AGAIN,
     **_WINDOWS,
     **_states("model 0", "optimizer 0", "scheduler 0", "the scaler"),
-    "stream": Kind(EXACT, None, "have other values of samples that are not known: one rank reads the batches", False),
+    "stream": _DISPATCHED,
     "rate": _rate("give the scheduler to accelerator.prepare()"),
     "forgets": _state("custom_object 0"),
 }
@@ -199,6 +201,7 @@ TRANSFORMERS = {
     **_READS_AGAIN,
     **_WINDOWS,
     **_states("model", "optimizer", "scheduler", "the scaler"),
+    "stream": _DISPATCHED,
     "rate": _rate("give the scheduler to Trainer(optimizers=...)"),
 }
 DEEPSPEED = {
