@@ -146,7 +146,6 @@ SMALL = {
     "adapters.lightning.proof": "what is compared of a fit, apart from the fit",
     "adapters.megatron.limits": "what is said by arguments alone, which is tested without a training",
     "adapters.transformers.changes": "what is said of a resume that is not the same, apart from the resume",
-    "adapters.transformers.proof": "what is compared of a training, apart from the training",
     "adapters.transformers.evaluations": "how long evaluations take, which is tested without a training",
     "hang.unended": "the pure part of a watch: who holds a process, by its frames, threads and children",
     "hang.workers": "rules about stacks, which are tested without samples",
