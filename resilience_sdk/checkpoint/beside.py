@@ -25,7 +25,7 @@ GRAD, MODE = "(requires_grad)", "(mode)"
 """The entries that are no attributes."""
 _MAX_MODULES = 20_000
 _MAX_NAMED = 4
-_MAX_TEXT = 4_096
+MAX_TEXT = 4_096
 _MAX_ITEMS = 1_024
 _ENDS = 16
 _OF_MODULE = frozenset(vars(nn.Module()))
@@ -41,7 +41,7 @@ _OF = "\0"
 """Behind the kind of a thing, in its text."""
 _APART = ("torchmetrics", "torcheval")
 """Packages whose modules are counters of their own, which the adapters know."""
-_PLAIN = (bool, int, float, complex, str)
+PLAIN = (bool, int, float, complex, str)
 
 Beside = Mapping[str, str]
 """A text that differs where the thing of that name differs."""
@@ -52,7 +52,7 @@ def beside_state(module: nn.Module) -> dict[str, str]:
 
     Modes are known where the module itself is in training. Of a library's modules numbers with a fraction alone count.
     """
-    named = _parts(module)
+    named = parts_of(module)
     if len(named) > _MAX_MODULES:
         return {}
     found: dict[str, str] = {}
@@ -66,11 +66,11 @@ def beside_state(module: nn.Module) -> dict[str, str]:
     for place, part in named:
         for name, value in _attributes(part, known):
             where = f"{place}.{name}" if place else name
-            if isinstance(value, _PLAIN):
-                found[where] = f"{value!r}"[:_MAX_TEXT]
+            if isinstance(value, PLAIN):
+                found[where] = f"{value!r}"[:MAX_TEXT]
             else:
                 looked_at[where] = value
-    for name, digest in digests_of({name: _sample(value) for name, value in looked_at.items()}).items():
+    for name, digest in digests_of({name: sample(value) for name, value in looked_at.items()}).items():
         found[name] = f"{shape_of(looked_at[name])}{digest}"
     return found
 
@@ -95,11 +95,11 @@ def beside_optimizer(optimizer: torch.optim.Optimizer, given: Collection[int] = 
             states = list(value.state.values())
             if id(value) not in given and (not states or not saved.issuperset(map(id, states))):
                 looked_at[f"{name}.state"] = states
-        elif type(value) in _PLAIN:
-            found[name] = f"{value!r}"[:_MAX_TEXT]
-        elif _is_state(value, weights) and not _holds(value, weights):
+        elif type(value) in PLAIN:
+            found[name] = f"{value!r}"[:MAX_TEXT]
+        elif is_state(value, weights) and not holds_weights(value, weights):
             looked_at[name] = value
-    for name, digest in digests_of({name: _sample(value) for name, value in looked_at.items()}).items():
+    for name, digest in digests_of({name: sample(value) for name, value in looked_at.items()}).items():
         found[name] = f"{shape_of(looked_at[name])}{digest}"
     return found
 
@@ -109,15 +109,15 @@ def _of_optimizer() -> frozenset[str]:
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
 
 
-def _holds(value: Any, weights: set[int], depth: int = 2) -> bool:
+def holds_weights(value: Any, weights: set[int], depth: int = 2) -> bool:
     """Tell whether a container holds weights that are saved with their module."""
     if isinstance(value, torch.Tensor):
         return value.requires_grad or id(value) in weights
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
-    return depth > 0 and any(_holds(one, weights, depth - 1) for one in items)
+    return depth > 0 and any(holds_weights(one, weights, depth - 1) for one in items)
 
 
-def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
+def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return what `named_modules()` does, in a third of its time: it is done at saves."""
     seen: set[int] = set()
     found: list[tuple[str, nn.Module]] = []
@@ -164,11 +164,11 @@ def _of_program(
     for name, value in (*vars(module).items(), *late):
         if name in no_state or name in of_bases or name.startswith("__") or (of_bases and name.startswith("_")):
             continue
-        if type(value) in _PLAIN or _is_state(value, known):
+        if type(value) in PLAIN or is_state(value, known):
             yield name, value
-        elif _is_object_of_program(value):
+        elif is_object_of_program(value):
             for key, one in vars(value).items():
-                if type(one) in _PLAIN or _is_state(one, known):
+                if type(one) in PLAIN or is_state(one, known):
                     yield f"{name}.{key}", one
 
 
@@ -179,12 +179,12 @@ def _class_of(kind: Any) -> tuple[bool, bool, frozenset[str], frozenset[str]]:
     These are of its bases from libraries; and of every module, or what its methods set and never read.
     """
     is_apart = any(one.__module__.partition(".")[0] in _APART for one in kind.__mro__) or _saves_more(kind)
-    return is_apart, _is_installed(kind), _names_of_bases(kind), _OF_MODULE | _left_behind(kind)
+    return is_apart, is_installed(kind), _names_of_bases(kind), _OF_MODULE | _left_behind(kind)
 
 
 def _left_behind(kind: type) -> frozenset[str]:
     """Return the attributes that methods set for others to read, such as the last loss: they are set again by then."""
-    own = [one for one in kind.__mro__ if not _is_installed(one)]
+    own = [one for one in kind.__mro__ if not is_installed(one)]
     left = [
         item.__code__
         for one in own
@@ -202,21 +202,21 @@ def _left_behind(kind: type) -> frozenset[str]:
 
 def _names_of_bases(kind: type) -> frozenset[str]:
     """Return the names in the methods of a class's bases from libraries, such as Lightning's: these are theirs."""
-    bases = [one for one in kind.__mro__ if _is_installed(one) and not one.__module__.startswith("torch.")]
+    bases = [one for one in kind.__mro__ if is_installed(one) and not one.__module__.startswith("torch.")]
     functions = [item for one in bases for item in vars(one).values() if isinstance(item, types.FunctionType)]
     return frozenset(name for function in functions for name in function.__code__.co_names)
 
 
 def _saves_more(kind: type) -> bool:
     own = ("get_extra_state", "state_dict", "_save_to_state_dict")
-    return any(getattr(kind, name, None) is not getattr(nn.Module, name) for name in own) and not _is_installed(kind)
+    return any(getattr(kind, name, None) is not getattr(nn.Module, name) for name in own) and not is_installed(kind)
 
 
 def _is_of_framework(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _LIBRARIES
 
 
-def _is_installed(kind: type) -> bool:
+def is_installed(kind: type) -> bool:
     """Tell whether a class is one of a library, not of the program's own."""
     if kind.__module__ in ("builtins", "abc"):
         return False
@@ -226,7 +226,8 @@ def _is_installed(kind: type) -> bool:
     return any(name in path for name in _INSTALLED)
 
 
-def _is_state(value: Any, known: set[int]) -> bool:
+def is_state(value: Any, known: set[int]) -> bool:
+    """Tell whether a value is of a kind that a state has, and not known to be saved, by `id`."""
     if isinstance(value, torch.Tensor):
         return id(value) not in known and not value.requires_grad and not value.is_inference()
     if type(value).__module__ == "numpy":
@@ -234,7 +235,7 @@ def _is_state(value: Any, known: set[int]) -> bool:
     return isinstance(value, (list, tuple, dict, set, deque))
 
 
-def _sample(value: Any) -> Any:
+def sample(value: Any) -> Any:
     """Return a container as digests know it; of a large one its length and its ends."""
     if isinstance(value, (dict, set)):
         return value if len(value) <= _MAX_ITEMS else len(value)
@@ -245,10 +246,11 @@ def _sample(value: Any) -> Any:
     return [len(value), *(value[at] for at in range(-_ENDS, _ENDS))]
 
 
-def _is_object_of_program(value: Any) -> bool:
+def is_object_of_program(value: Any) -> bool:
+    """Tell whether a value is an object of a class of the program's, with attributes and without a `state_dict`."""
     kind = type(value)
     is_plain = not isinstance(value, (nn.Module, type)) and isinstance(getattr(value, "__dict__", None), dict)
-    is_of_library = _is_installed(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    is_of_library = is_installed(kind) or kind.__module__.partition(".")[0] in sys.stdlib_module_names
     return is_plain and not is_of_library and not callable(value) and not hasattr(kind, "state_dict")
 
 
@@ -287,8 +289,8 @@ def say_beside(root: str, names: Mapping[str, tuple[str, str]], module: nn.Modul
             else "make it a persistent buffer (register_buffer(..., persistent=True))"
         )
         note(
-            f"beside {root}: {','.join(attributes)[:_MAX_TEXT]}",
-            f"{_listed(attributes)} of the module {root}",
+            f"beside {root}: {','.join(attributes)[:MAX_TEXT]}",
+            f"{listed(attributes)} of the module {root}",
             "the training changes it, and it is in no state_dict, so that it begins as the program makes it",
             f"{how}, or keep it in the values that are saved and set it behind the resume",
         )
@@ -296,7 +298,7 @@ def say_beside(root: str, names: Mapping[str, tuple[str, str]], module: nn.Modul
         differing = _differing(*names[GRAD], [name for name, _ in module.named_parameters()])
         note(
             f"beside {root}: {GRAD}",
-            f"requires_grad of {len(differing)} parameters of {root} ({_listed(differing)})",
+            f"requires_grad of {len(differing)} parameters of {root} ({listed(differing)})",
             "the training changes it, and it is in no state_dict: they are frozen, or trained, as at the start",
             "set it behind the resume as the step or the epoch has it, before the first batch",
         )
@@ -304,7 +306,7 @@ def say_beside(root: str, names: Mapping[str, tuple[str, str]], module: nn.Modul
         was, now = (set(text.split(",")) - {""} for text in names[MODE])
         note(
             f"beside {root}: {MODE}",
-            f"the mode of {_listed(sorted(was ^ now))} in {root} (train or eval)",
+            f"the mode of {listed(sorted(was ^ now))} in {root} (train or eval)",
             "the training changes it, and it is in no state_dict: it is as at the start",
             "call eval() or train() of that part behind the resume as the step or the epoch has it",
         )
@@ -314,8 +316,8 @@ def say_beside_optimizer(root: str, names: Collection[str]) -> None:
     """Say that a resume does not repeat what differs of an optimizer, by `note`."""
     if names:
         note(
-            f"beside {root}: {','.join(names)[:_MAX_TEXT]}",
-            f"{_listed(list(names))} of the optimizer {root}",
+            f"beside {root}: {','.join(names)[:MAX_TEXT]}",
+            f"{listed(list(names))} of the optimizer {root}",
             "the training changes it, and it is in no state_dict, so that it begins as the program makes it",
             "give an optimizer within to the state by a name of its own, and let state_dict() of the class return the "
             "rest",
@@ -328,6 +330,7 @@ def _differing(before: str, now: str, parameters: list[str]) -> list[str]:
     return [name for name, bit in zip(parameters, bits, strict=False) if bit == "1"]
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
     rest = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -8,7 +8,8 @@ begun anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,9 +23,18 @@ from resilience_sdk.checkpoint.beside import (
     beside_state,
     changed,
     is_alike,
+    parts_of,
     say_beside,
     say_beside_optimizer,
     shape_of,
+)
+from resilience_sdk.checkpoint.beside_hooks import (
+    HOOK,
+    beside_hooks,
+    hooks_of_modules,
+    hooks_of_optimizer,
+    saved_ids,
+    say_beside_hooks,
 )
 from resilience_sdk.checkpoint.digests import digests_of
 from resilience_sdk.checkpoint.ranks import describe
@@ -61,9 +71,10 @@ class _FirstCall:
 class _Root:
     """One module of the training."""
 
-    def __init__(self, name: str, item: Any, module: Any) -> None:
-        """`module`: what `item` wraps."""
+    def __init__(self, name: str, item: Any, module: Any, given: Collection[int] = ()) -> None:
+        """`module`: what `item` wraps; `given`: what is saved apart, by `id`."""
         self.name, self.item, self.module = name, item, module
+        self._given = given
         self.begun: dict[str, str] | None = None
         """How it was at the first call of this process."""
         self.saved: dict[str, list[Any]] = {}
@@ -82,12 +93,15 @@ class _Root:
         self._hooks: list[Any] = []
 
     def look(self) -> dict[str, str]:
-        """Return what it holds beside its state."""
-        return beside_state(self.module)
+        """Return what it and its hooks hold beside its state."""
+        found = beside_state(self.module)
+        hooks = hooks_of_modules(one for _, one in parts_of(self.module))
+        return {**found, **beside_hooks(hooks, {*saved_ids(self.module), *self._given})} if hooks else found
 
     def say(self, names: Mapping[str, tuple[str, str]]) -> None:
         """Say that a resume does not repeat these."""
-        say_beside(self.name, names, self.module)
+        say_beside(self.name, _without_hooks(names), self.module)
+        say_beside_hooks(self.name, [name for name in names if name.startswith(HOOK)])
 
     def is_lost(self, _: str, now: str | None, begun: str, saved: str) -> bool:
         """Tell whether a thing has begun anew at a resume: by how it is now, was at the first call and at the save."""
@@ -125,19 +139,22 @@ class _Root:
 class _OptimizerRoot(_Root):
     """One optimizer of the training, whose call is its step, or that of one within."""
 
-    def __init__(self, name: str, item: torch.optim.Optimizer, given: frozenset[int]) -> None:
-        """`given`: what else is saved, by `id`."""
-        super().__init__(name, item, item)
-        self._given = given
+    def __init__(self, name: str, item: torch.optim.Optimizer, given: Collection[int]) -> None:
+        super().__init__(name, item, item, given)
         self._work: Callable[[_Root], None] | None = None
 
     def look(self) -> dict[str, str]:
-        """Return what it holds beside its state."""
-        return beside_optimizer(self.item, self._given)
+        """Return what it and its hooks hold beside its state."""
+        found = beside_optimizer(self.item, self._given)
+        if hooks := hooks_of_optimizer(self.item):
+            weights = {id(weight) for group in self.item.param_groups for weight in group["params"]}
+            found |= beside_hooks(hooks, {*weights, *self._given})
+        return found
 
     def say(self, names: Mapping[str, tuple[str, str]]) -> None:
         """Say that a resume does not repeat these."""
-        say_beside_optimizer(self.name, names)
+        say_beside_optimizer(self.name, _without_hooks(names))
+        say_beside_hooks(self.name, [name for name in names if name.startswith(HOOK)])
 
     def is_lost(self, name: str, now: str | None, begun: str, saved: str) -> bool:
         """Tell whether a thing has begun anew: such as slow weights, of other weights than at the first call."""
@@ -151,7 +168,10 @@ class _OptimizerRoot(_Root):
             within = [one for one in vars(self.item).values() if isinstance(one, torch.optim.Optimizer)]
             for one in (self.item, *within):
                 if hasattr(one, "_optimizer_step_pre_hooks"):  # not where its base was never made
-                    self._hooks.append(one.register_step_pre_hook(self._called))
+                    self._hooks.append(hook := one.register_step_pre_hook(self._called))
+                    # Before the program's, which would have changed what they keep.
+                    if isinstance(hooks := one._optimizer_step_pre_hooks, OrderedDict):
+                        hooks.move_to_end(hook.id, last=False)
 
     def _called(self, *_: Any) -> None:
         # The hook stays: torch forbids to take one off while it calls them.
@@ -163,6 +183,10 @@ class _OptimizerRoot(_Root):
         """Take the hooks off; between two steps."""
         self._work = None
         super().leave()
+
+
+def _without_hooks(names: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    return {name: pair for name, pair in names.items() if not name.startswith(HOOK)}
 
 
 def _called(item: nn.Module) -> list[nn.Module]:
@@ -200,6 +224,8 @@ class BesideState:
         self._roots: dict[str, _Root] = {}
         self._saved: Mapping[str, Any] = {}
         self._is_resumed = False
+        self.apart: Callable[[], Iterable[Any]] = tuple
+        """Returns what is saved beside these objects."""
         self.values: Mapping[str, Any] = {}
         """What the program saves of its own: what is in there as well is not lost."""
         self.is_unsure = False
@@ -218,13 +244,14 @@ class BesideState:
 
     def _find(self) -> None:
         all_of_it = {name: item for objects in self._objects for name, item in objects().items()}
+        given = frozenset(map(id, (*all_of_it.values(), *self.apart())))
         for name, item in all_of_it.items():
             if name in self._roots:
                 continue
             if isinstance(item, torch.optim.Optimizer):
-                root: _Root = _OptimizerRoot(name, item, frozenset(map(id, all_of_it.values())))
+                root: _Root = _OptimizerRoot(name, item, given)
             elif isinstance(item, nn.Module):
-                root = _Root(name, item, self._unwrap(item))
+                root = _Root(name, item, self._unwrap(item), given)
                 if any(one.module is root.module for one in self._roots.values()):
                     continue
             else:

@@ -138,6 +138,7 @@ class StateMap:
         """Generators in attributes of the shared entries."""
         self.beside = BesideState(self.held.objects, unwrap)
         """What modules among these hold that is in no `state_dict`."""
+        self.beside.apart = lambda: [*self.per_rank.values(), *self.counted.values()]
         for name, item in state.items():
             kind = classify(name, item)
             if kind == "shared":

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.beside import GRAD, MODE, _parts, _saved_of, beside_state, changed
+from resilience_sdk.checkpoint.beside import GRAD, MODE, _saved_of, beside_state, changed, parts_of
 from resilience_sdk.core import resume_limits
 
 
@@ -247,9 +247,9 @@ def test_parts_and_parameters_are_those_that_torch_names():
     model = nn.ModuleDict({"a": nn.Sequential(shared, nn.ReLU()), "b": Model(), "c": nn.ModuleList([shared])})
     model["a"].register_module("none", None)
     model["b"].extra = nn.Sequential(nn.Linear(2, 2), nn.Tanh()).requires_grad_(False)
-    assert _parts(model) == list(model.named_modules())
+    assert parts_of(model) == list(model.named_modules())
     known: set[int] = set()
-    assert _saved_of(_parts(model), known) == "".join("01"[one.requires_grad] for one in model.parameters())
+    assert _saved_of(parts_of(model), known) == "".join("01"[one.requires_grad] for one in model.parameters())
     assert {id(one) for one in model.parameters()} <= known
     assert id(model["b"].saved) in known
     assert id(model["b"].cache) not in known
