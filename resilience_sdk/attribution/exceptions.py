@@ -30,8 +30,6 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from resilience_sdk.attribution.taxonomy import lookup
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - the same parser under its older name
@@ -40,7 +38,6 @@ else:  # pragma: no cover - the same parser under its older name
 # An exception as the rank's error file has it: `{type, message, frames, user_frame, step}`.
 ExceptionRecord = Mapping[str, Any]
 _MOST_CHARACTERS = 20_000
-_HARDWARE = "hardware"
 _CHAINED = ("the direct cause of the following exception", "During handling of the above exception")
 _SOURCE_LINE = re.compile(r'^  File "[^"\n]*", line \d+, in [^\n]*\n    (\S[^\n]*)', re.MULTILINE)
 
@@ -75,19 +72,16 @@ def exception_rules() -> tuple[ExceptionRule, ...]:
 
 
 def match_exception(exception: ExceptionRecord) -> ExceptionRule | None:
-    """Return the first rule that fits, or None: then it is an ordinary exception of the program.
-
-    What the program has raised by a line of its own is its own word, and no device's: a parser of logs may quote one.
-    """
+    """Return the first rule that fits, or None: then it is an ordinary exception of the program."""
     kind, message, frames = type_of(exception), message_of(exception), tuple(frames_of(exception))
-    found = next((rule for rule in exception_rules() if rule.matches(kind, message, frames)), None)
-    if found is not None and lookup(found.cause).category == _HARDWARE and is_raised_by_program(exception):
-        return None
-    return found
+    return next((rule for rule in exception_rules() if rule.matches(kind, message, frames)), None)
 
 
 def is_raised_by_program(exception: ExceptionRecord) -> bool:
-    """Tell whether a `raise` in the user's code made the exception, and not one that it had caught."""
+    """Tell whether a `raise` in the user's code made the exception, and not one that it had caught.
+
+    What it says is then the program's own word, and no device's: a parser of logs may quote one.
+    """
     text = _string(exception.get("traceback"))
     innermost = next(frames_of(exception), None)
     if innermost is None or not is_users_frame(innermost) or any(chain in text for chain in _CHAINED):

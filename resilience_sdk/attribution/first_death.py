@@ -52,9 +52,12 @@ def _weigh_one(own: Classification, other: Classification) -> Classification:
 
 HEARSAY = 0.5
 """Confidence up to which the words of a program that blame a node are believed."""
+_OWN_WORDS = 0.8  # as of any exception of the program
 
 
-def only_measured(found: FirstDeath, looked: Iterable[Classification], *, is_asked: bool, seen: str) -> FirstDeath:
+def only_measured(
+    found: FirstDeath, looked: Iterable[Classification], *, is_asked: bool, seen: str, is_own: bool = False
+) -> FirstDeath:
     """Return the verdict as it may be acted on: words of a program cost nobody a node.
 
     Args:
@@ -62,6 +65,7 @@ def only_measured(found: FirstDeath, looked: Iterable[Classification], *, is_ask
         looked: What the look at the node has found that it started, and what was measured there while the job ran.
         is_asked: Whether a rank has asked through the API that its node is left out.
         seen: What was looked at, in words; empty where nothing was.
+        is_own: Whether the program itself has raised what says so: a parser of logs may quote a device.
     """
     known = found.classification
     if not known.leaves_node_out or known.measured or is_asked:
@@ -80,6 +84,8 @@ def only_measured(found: FirstDeath, looked: Iterable[Classification], *, is_ask
     told = Evidence(
         "look", f"{seen or 'the node could not be looked at'}: the node is not left out for words of a program alone"
     )
+    if is_own:
+        return attrs.evolve(found, classification=classification("user_code_error", _OWN_WORDS, *known.evidence, told))
     confidence, evidence = min(known.confidence, HEARSAY), (*known.evidence, told)
     known = attrs.evolve(known, action="restart", confidence=confidence, evidence=evidence)
     return attrs.evolve(found, classification=known)

@@ -18,7 +18,7 @@ from resilience_sdk.core.journal import Event
 from resilience_sdk.core.words import MIB, size
 
 _MOST_POINTS = 64
-_LEAST_POINTS = 12
+_LEAST_POINTS, _LEAST_OF_PART = 16, 2
 _WARM_UP = 0.25  # of the steps: allocators, caches and the first batches of each worker
 _PARTS = 3
 _GOES_ON = 0.75  # of the growth before, for one that does not level off
@@ -61,7 +61,7 @@ def growth_of(points: Sequence[tuple[int, int]]) -> float | None:
     more than comes and goes within a part. The value is the median slope between the parts' points (Theil and Sen).
     """
     parts = _parts(points)
-    if len(points) < _LEAST_POINTS or any(len(part) < _PARTS for part in parts):
+    if len(points) < _LEAST_POINTS or any(len(part) < _LEAST_OF_PART for part in parts):
         return None
     least = [min(part, key=lambda point: point[1]) for part in parts]
     before, behind = (_slope(*pair) for pair in itertools.pairwise(least))

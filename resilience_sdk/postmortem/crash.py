@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.attribution.exceptions import fingerprint, is_users_frame
+from resilience_sdk.attribution.exceptions import fingerprint, is_raised_by_program, is_users_frame
 from resilience_sdk.attribution.exits import (
     EXCLUDE_NODE,
     PORT,
@@ -75,7 +75,10 @@ def first_death(facts: AttemptFacts) -> FirstDeath:
     """
     looked = (*(facts.look.found if facts.look is not None else ()), *_watched(facts))
     seen = facts.look.seen if facts.look is not None else ""
-    return only_measured(_first_death(facts), looked, is_asked=_is_asked(facts), seen=seen)
+    found = _first_death(facts)
+    raised = [trace.exception for rank in found.culprits if (trace := facts.traces.get(rank)) is not None]
+    is_own = bool(raised) and all(one is not None and is_raised_by_program(one) for one in raised)
+    return only_measured(found, looked, is_asked=_is_asked(facts), seen=seen, is_own=is_own)
 
 
 def blames_by_words(facts: AttemptFacts) -> bool:

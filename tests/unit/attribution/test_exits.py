@@ -22,46 +22,6 @@ def test_every_rule_is_the_one_that_reads_its_own_example(rule):
     assert (found.cause, found.confidence, found.symptom) == (rule.cause, rule.confidence, rule.symptom)
 
 
-_DEVICE = "CUDA error: uncorrectable ECC error encountered"
-_RAISED = """Traceback (most recent call last):
-  File "/home/me/train.py", line 9, in <module>
-    main()
-  File "/home/me/train.py", line 5, in parse
-    {line}
-{error}
-"""
-_CAUGHT = (
-    "torch.AcceleratorError: CUDA error\n\nThe above exception was the direct cause of the following exception:\n\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "before", "frame", "cause"),
-    [
-        ('raise ValueError(f"cannot parse {text}")', "", "/home/me/train.py:5 parse", "user_code_error"),
-        ("loss.item()", "", "/home/me/train.py:5 parse", "gpu_ecc_uncorrectable"),
-        (
-            'raise RuntimeError("the step failed") from error',
-            _CAUGHT,
-            "/home/me/train.py:5 parse",
-            "gpu_ecc_uncorrectable",
-        ),
-        ("raise RuntimeError(text)", "", "/usr/lib/python3/site-packages/x.py:5 parse", "gpu_ecc_uncorrectable"),
-    ],
-)
-def test_what_the_program_raises_itself_is_no_word_of_a_device(line, before, frame, cause):
-    """A parser of logs quotes one. What it has caught is the device's all the same, and so is what a library raises."""
-    error = f"RuntimeError: {_DEVICE}"
-    record = {
-        "type": "RuntimeError",
-        "message": _DEVICE,
-        "frames": [frame, "/home/me/train.py:9 <module>"],
-        "user_frame": "/home/me/train.py:5 parse",
-        "traceback": before + _RAISED.format(line=line, error=error),
-    }
-    assert classify_exit(1, record).cause == cause
-
-
 @pytest.mark.parametrize(
     ("exit_code", "cause", "action"),
     [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.exceptions import fingerprint, normalise_message
+from resilience_sdk.attribution.exceptions import fingerprint, is_raised_by_program, normalise_message
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,43 @@ def test_the_innermost_frame_of_the_user_counts():
     assert fingerprint({"type": "T", "message": "", "frames": frames}).user_frame == "/home/u/model.py:9 forward"
     assert fingerprint({"type": "T", "user_frame": "a.py:1 f", "frames": frames}).user_frame == "a.py:1 f"
     assert fingerprint({}) == ("", "", None)
+
+
+_DEVICE = "CUDA error: uncorrectable ECC error encountered"
+_RAISED = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    main()
+  File "/home/me/train.py", line 5, in parse
+    {line}
+{error}
+"""
+_CAUGHT = (
+    "torch.AcceleratorError: CUDA error\n\nThe above exception was the direct cause of the following exception:\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "frame", "is_own"),
+    [
+        ('raise ValueError(f"cannot parse {text}")', "", "/home/me/train.py:5 parse", True),
+        ("loss.item()", "", "/home/me/train.py:5 parse", False),
+        (
+            'raise RuntimeError("the step failed") from error',
+            _CAUGHT,
+            "/home/me/train.py:5 parse",
+            False,
+        ),
+        ("raise RuntimeError(text)", "", "/usr/lib/python3/site-packages/x.py:5 parse", False),
+    ],
+)
+def test_what_the_program_raises_itself_is_its_own_word(line, before, frame, is_own):
+    """A parser of logs quotes a device. What was caught is the device's all the same, and what a library raises."""
+    error = f"RuntimeError: {_DEVICE}"
+    record = {
+        "type": "RuntimeError",
+        "message": _DEVICE,
+        "frames": [frame, "/home/me/train.py:9 <module>"],
+        "user_frame": "/home/me/train.py:5 parse",
+        "traceback": before + _RAISED.format(line=line, error=error),
+    }
+    assert is_raised_by_program(record) is is_own

@@ -187,7 +187,7 @@ def test_every_page_and_screen_has_the_same_goodput_of_a_run_that_stands(
         collect(run.told.run_dir)["goodput"]["goodput"],
     ):
         assert goodput == pytest.approx(view.goodput, abs=0.02)
-    assert facts.goodput["buckets"]["standing"] >= view.standing_s
+    assert facts.goodput["buckets"]["standing"] > view.standing_s - 0.1
     assert facts.segments[-1].bucket == "standing"
     assert sum(facts.goodput["buckets"].values()) == pytest.approx(facts.goodput["wall_s"])
     assert "standing for " in facts.headline.what
