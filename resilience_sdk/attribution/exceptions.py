@@ -38,7 +38,8 @@ else:  # pragma: no cover - the same parser under its older name
 # An exception as the rank's error file has it: `{type, message, frames, user_frame, step}`.
 ExceptionRecord = Mapping[str, Any]
 _MOST_CHARACTERS = 20_000
-_CHAINED = ("the direct cause of the following exception", "During handling of the above exception")
+_CUT = "\n  ...\n"  # as `rank.exceptions` does
+_NOT_ALONE = ("the direct cause of the following exception", "During handling of the above exception", _CUT)
 _SOURCE_LINE = re.compile(r'^  File "[^"\n]*", line \d+, in [^\n]*\n    (\S[^\n]*)', re.MULTILINE)
 
 
@@ -80,11 +81,12 @@ def match_exception(exception: ExceptionRecord) -> ExceptionRule | None:
 def is_raised_by_program(exception: ExceptionRecord) -> bool:
     """Tell whether a `raise` in the user's code made the exception, and not one that it had caught.
 
-    What it says is then the program's own word, and no device's: a parser of logs may quote one.
+    What it says is then the program's own word, and no device's: a parser of logs may quote one. Of a traceback that
+    was cut nobody can tell.
     """
     text = _string(exception.get("traceback"))
     innermost = next(frames_of(exception), None)
-    if innermost is None or not is_users_frame(innermost) or any(chain in text for chain in _CHAINED):
+    if innermost is None or not is_users_frame(innermost) or any(words in text for words in _NOT_ALONE):
         return False
     lines = _SOURCE_LINE.findall(text)
     return bool(lines) and lines[-1].startswith("raise ")

@@ -172,7 +172,9 @@ def _rank_of(told: Any) -> RankMemory | None:
     if not isinstance(told, dict) or type(told.get("rank")) is not int:
         return None
     counts = {name: told[name] for name in _COUNTS if type(told.get(name)) is int and told[name] >= 0}
-    rates = {name: float(told[name]) for name in _GROWTHS if type(told.get(name)) in (int, float) and told[name] > 0}
+    rates = {
+        name: told[name] for name in _GROWTHS if type(told.get(name)) in (int, float) and 0 < told[name] < math.inf
+    }
     known: dict[str, Any] = {**counts, **rates}
     return RankMemory(told["rank"], **known)
 

@@ -81,7 +81,6 @@ class MemoryWatch:
         self._looked_ns = 0
         self._told_ns: int | None = None
         self._told: dict[int, tuple[int, int]] = {}
-        self._is_over = False
 
     def look(self, ranks: Sequence[WatchedRank], now_ns: int) -> None:
         """Look at each rank, once a second at most, and tell of them where it is time.

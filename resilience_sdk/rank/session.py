@@ -348,8 +348,12 @@ class WatchedSession(Session):
 
     def look_between_steps(self) -> None:
         """Publish the memory that it has on its device; never raises: an allocator of the user's may count nothing."""
-        with contextlib.suppress(Exception):
+        try:
             device_memory.publish(self.page.words)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._looked_at = float("inf")
+            if console.say_once("device memory", f"the memory on the device is not recorded: {error!r}"):
+                self.journal.emit(Event.DEGRADED, what="device memory", why=repr(error))
 
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""

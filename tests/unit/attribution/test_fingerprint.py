@@ -86,6 +86,7 @@ _CAUGHT = (
             "/home/me/train.py:5 parse",
             False,
         ),
+        ("raise RuntimeError(text)", "Traceback (most recent call last):\n  ...\n", "/home/me/train.py:5 parse", False),
         ("raise RuntimeError(text)", "", "/usr/lib/python3/site-packages/x.py:5 parse", False),
     ],
 )

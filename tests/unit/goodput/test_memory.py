@@ -119,6 +119,8 @@ def test_what_is_misshapen_is_left_out(ranks: object) -> None:
     assert ranks_of({"event": "memory", "ranks": ranks, "left": "much"}) == []
     [rank] = ranks_of({"event": "memory", "ranks": [{"rank": 1, "host": "12", "host_growth": -1.0, "device": None}]})
     assert (rank.words(), rank.growth_words()) == ("", None)
+    [rank] = ranks_of(an_event({"rank": 1, "host_growth": math.inf, "device_growth": math.nan}, left=GIB))
+    assert (rank.words(), rank.growth_words()) == ("", None)
 
 
 def test_many_that_grow_are_counted() -> None:
